@@ -1,0 +1,507 @@
+r"""The exact least forced error over a family of kept sets, by meet in the middle on an indefinite Gram form.
+
+A family (core c, pool m) at budget s holds the sets "the c heaviest keys and any s - c of the mass ranks
+c .. m-1". With u(A) = sum_A g_j and the best error e known so far, a set is better iff
+
+    h(A) = ||u(A)||^2 - e^2 p(A)^2 = sum_{i,j in A} H_ij < 0,   H_ij = g_i . g_j - e^2 p_i p_j,
+
+so the search is a minimum of one quadratic form, with no ratio in the inner loop. The free keys are cut into
+two halves. For a left part L, h(L + R) over all right parts R of one size is a vector: the vector of L without
+its last key plus that key's cross terms. A depth-first walk over L therefore spends one addition and one
+minimum on a subset. If more than half of the free keys are kept, the walk chooses the dropped ones instead
+(the base is the whole pool, the signs turn).
+
+Rounding: h is screened against a bound of its own rounding error, and every set that passes is decided by
+`forced error` computed directly from g in float64. The result is therefore exact over the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import comb
+
+import numpy as np
+from numba import njit
+
+from ..errors import InvalidInput
+from ..operator import Instance, check_budget
+from ..selectors.swap import swap_descent
+
+_FAST = {"nnan", "ninf", "nsz", "reassoc", "contract"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """The kept sets "core heaviest keys and any s - core of the mass ranks core .. pool-1".
+
+    Raises
+    ------
+    InvalidInput
+        Unless 0 <= core < budget <= pool.
+    """
+
+    budget: int
+    core: int
+    pool: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.core < self.budget <= self.pool:
+            raise InvalidInput(
+                f"family: expected 0 <= core < budget <= pool, got core {self.core}, "
+                f"budget {self.budget}, pool {self.pool}"
+            )
+
+    def clipped(self, size: int) -> Family:
+        """The same family on a row of `size` keys: the pool ends with the row."""
+        return Family(self.budget, self.core, min(self.pool, size))
+
+    @property
+    def subsets(self) -> int:
+        """Number of kept sets in the family."""
+        return comb(self.pool - self.core, self.budget - self.core)
+
+
+@dataclass(frozen=True)
+class PoolResult:
+    """What a search over families found.
+
+    Attributes
+    ----------
+    kept : (s,) sorted key indices of a set of least error; of equal errors, max-mass first
+    error : its forced error, float64, in the units of the values
+    subsets : kept sets that the result is exact over, counted per family
+    complete : whether some family holds every set of that size, so that `error` is ES(s) itself
+    """
+
+    kept: np.ndarray
+    error: float
+    subsets: int
+    complete: bool
+
+
+def best_in_pool(instance: Instance, s: int, pool_size: int) -> PoolResult:
+    """The kept set of least forced error among all sets of s of the `pool_size` heaviest keys, exactly.
+
+    Parameters
+    ----------
+    instance : Instance
+    s : budget, 1 <= s < N
+    pool_size : keys in the pool, s <= pool_size; a row with fewer keys is searched whole
+
+    Returns
+    -------
+    PoolResult
+
+    Raises
+    ------
+    InvalidInput
+        A budget outside 1 .. N-1, or a pool smaller than the budget.
+
+    Notes
+    -----
+    ES_pool(s) of the paper, section 1. Cost: C(pool_size, s) subsets.
+    """
+    s = check_budget(s, instance.size)
+    return best_in_families(instance, s, [Family(s, 0, int(pool_size))])
+
+
+def best_in_families(instance: Instance, s: int, families: Sequence[Family]) -> PoolResult:
+    """The same over the union of `families`, all of budget s (see the module's head)."""
+    s = check_budget(s, instance.size)
+    if not families or any(family.budget != s for family in families):
+        raise InvalidInput(f"families: expected at least one family, each with budget {s}")
+    order = instance.order
+    families = [family.clipped(instance.size) for family in families]
+    widest = max(family.pool for family in families)
+    g = np.ascontiguousarray(instance.g[order[:widest]])
+    p = np.ascontiguousarray(instance.p[order[:widest]])
+    gram = g @ g.T
+    kept = np.arange(s)
+    error = error_of(g, p, kept)
+    for family in families:
+        kept, error = better(kept, error, *swapped(g, p, gram, family))
+    for family in families:
+        kept, error = search_family(g, p, gram, family, kept, error)
+    return PoolResult(
+        kept=np.sort(order[kept]),
+        error=float(error),
+        subsets=sum(family.subsets for family in families),
+        complete=any(family.core == 0 and family.pool == instance.size for family in families),
+    )
+
+
+def swapped(g: np.ndarray, p: np.ndarray, gram: np.ndarray, family: Family) -> tuple[np.ndarray, float]:
+    """Balance inside one family: swaps among its free keys only, from the heaviest keys. Ranks and error."""
+    kept = swap_descent(gram, p, np.arange(family.budget), family.core, family.pool)
+    return kept, float(error_of(g, p, kept))
+
+
+def better(kept: np.ndarray, error: float, other: np.ndarray, other_error: float) -> tuple[np.ndarray, float]:
+    """The first set unless the other's error is truly lower."""
+    return (other, other_error) if other_error < error else (kept, error)
+
+
+def search_family(
+    g: np.ndarray, p: np.ndarray, gram: np.ndarray, family: Family, kept: np.ndarray, error: float
+) -> tuple[np.ndarray, float]:
+    """Search one clipped family; keys are named by mass rank.
+
+    Parameters
+    ----------
+    g : (M, d), p : (M,), gram : (M, M) of the M >= family.pool heaviest keys, in mass order, float64
+    kept, error : the best set known, as ranks, and its error
+
+    Returns
+    -------
+    kept, error
+        The better of the given set and the family's best.
+    """
+    if error == 0.0 or (family.subsets <= 1 and family.core + family.budget == family.pool):
+        return kept, error
+    free = family.pool - family.core
+    chosen = family.budget - family.core
+    drop = 2 * chosen > free
+    picked = free - chosen if drop else chosen
+    if picked == 0:
+        whole = np.arange(family.pool)
+        return better(kept, error, whole, float(error_of(g, p, whole)))
+    left = free // 2
+    return _search(
+        g,
+        p,
+        gram,
+        family.core,
+        family.pool,
+        picked,
+        drop,
+        _binomials(free - left),
+        np.asarray(kept),
+        float(error),
+    )
+
+
+@cache
+def _binomials(size: int) -> np.ndarray:
+    table = np.zeros((size + 1, size + 1), dtype=np.int64)
+    for n in range(size + 1):
+        for k in range(n + 1):
+            table[n, k] = min(comb(n, k), 2**62)
+    return table
+
+
+@njit(cache=True)
+def error_of(g, p, kept):
+    """Forced error of the keys `kept` (indices into g and p), summed in the order given."""
+    mass = 0.0
+    for i in kept:
+        mass += p[i]
+    square = 0.0
+    for c in range(g.shape[1]):
+        total = 0.0
+        for i in kept:
+            total += g[i, c]
+        square += total * total
+    return np.sqrt(square) / mass
+
+
+@njit(cache=True, fastmath=_FAST)
+def _leaf_minimum(prefix, cross, size):
+    """min_r prefix[r] + cross[r]."""
+    least = prefix[0] + cross[0]
+    for r in range(size):
+        x = prefix[r] + cross[r]
+        least = x if x < least else least
+    return least
+
+
+@njit(cache=True, fastmath=_FAST)
+def _leaf_minimum_4(prefix, a, b, c, d, size):
+    """The same for four last keys at once: the prefix is read once."""
+    la = prefix[0] + a[0]
+    lb = prefix[0] + b[0]
+    lc = prefix[0] + c[0]
+    ld = prefix[0] + d[0]
+    for r in range(size):
+        x = prefix[r]
+        xa = x + a[r]
+        xb = x + b[r]
+        xc = x + c[r]
+        xd = x + d[r]
+        la = xa if xa < la else la
+        lb = xb if xb < lb else lb
+        lc = xc if xc < lc else lc
+        ld = xd if xd < ld else ld
+    return la, lb, lc, ld
+
+
+@njit(cache=True, fastmath=_FAST)
+def _leaf_minimum_subsets(prefix, weights, size, picked, binomials, levels):
+    """min over the k-subsets r of range(size), k = picked >= 1, of prefix[r] + sum of their weights.
+
+    For outer parts of one key, whose vector of cross terms is used once: the last level is not stored.
+    """
+    _subset_sums(weights, size, picked - 1, binomials, levels)
+    least = prefix[0] + 1e300
+    for j in range(picked - 1, size):
+        start = binomials[j, picked]
+        w = weights[j]
+        for r in range(binomials[j, picked - 1]):
+            x = levels[picked - 1, r] + w + prefix[start + r]
+            least = x if x < least else least
+    return least
+
+
+@njit(cache=True)
+def _add(out, a, b, size):
+    for r in range(size):
+        out[r] = a[r] + b[r]
+
+
+@njit(cache=True)
+def _subset_sums(weights, size, picked, binomials, levels):
+    """levels[k][:C(size, k)] = sums of `weights` over the k-subsets of range(size), in colex order, k <= picked.
+
+    In colex order the k-subsets with largest element j follow one another, and without j they are exactly the
+    first C(j, k-1) subsets of size k-1.
+    """
+    levels[0, 0] = 0.0
+    for k in range(1, picked + 1):
+        for j in range(k - 1, size):
+            start = binomials[j, k]
+            w = weights[j]
+            for r in range(binomials[j, k - 1]):
+                levels[k, start + r] = levels[k - 1, r] + w
+
+
+@njit(cache=True)
+def _subset_forms(form, linear, offset, size, picked, binomials, levels, scratch, weights):
+    """levels[k] = quadratic form over the k-subsets: sum 2 linear_i + sum H_ij, keys offset .. offset+size-1."""
+    levels[0, 0] = 0.0
+    for j in range(size):
+        for i in range(j):
+            weights[i] = 2.0 * form[offset + j, offset + i]
+        top = min(picked - 1, j)
+        _subset_sums(weights, j, top, binomials, scratch)
+        own = form[offset + j, offset + j] + 2.0 * linear[offset + j]
+        for k in range(1, top + 2):
+            start = binomials[j, k]
+            for r in range(binomials[j, k - 1]):
+                levels[k, start + r] = levels[k - 1, r] + own + scratch[k - 1, r]
+
+
+@njit(cache=True)
+def _unrank(rank, k, size, binomials, out):
+    """Write the k-subset of range(size) of colex rank `rank` to out[:k], falling."""
+    top = size - 1
+    for place in range(k):
+        need = k - place
+        while binomials[top, need] > rank:
+            top -= 1
+        out[place] = top
+        rank -= binomials[top, need]
+        top -= 1
+
+
+@njit(cache=True)
+def _search(g, p, gram, core, pool, picked, drop, binomials, kept, error):
+    free = pool - core
+    left = free // 2
+    right = free - left
+    sign = -1.0 if drop else 1.0
+    budget = kept.size
+    base_end = pool if drop else core
+    d = g.shape[1]
+
+    # Worst case of sum |terms| over any set, for the rounding bound of the screen.
+    norms = np.sqrt(np.diag(gram)[:pool])
+    heavy = np.sort(norms)[::-1]
+    reach = heavy[: min(budget, pool)].sum()
+    if drop:
+        reach = norms.sum() + heavy[:picked].sum()
+    gamma = 4.0 * (d + 4.0 * picked + pool + 16.0) * 1.1102230246251565e-16
+
+    base = np.zeros(d)
+    base_mass = 0.0
+    for i in range(base_end):
+        base_mass += p[i]
+        for c in range(d):
+            base[c] += g[i, c]
+    base_square = 0.0
+    for c in range(d):
+        base_square += base[c] * base[c]
+    pull = np.zeros(free)
+    for i in range(free):
+        dot = 0.0
+        for c in range(d):
+            dot += base[c] * g[core + i, c]
+        pull[i] = sign * dot
+
+    best_kept = kept.copy()
+    best = error
+    form = np.empty((free, free))
+    linear = np.empty(free)
+    largest = max(left, right)
+    weights = np.empty(largest)
+    part = np.empty(picked, np.int64)
+    member = np.empty(free, np.bool_)
+    trial = np.empty(budget, np.int64)
+    stack = np.empty(picked + 1, np.int64)
+
+    # Inner vectors are indexed by the half with more parts of the size at hand.
+    width = 1
+    for k in range(picked + 1):
+        if k <= right:
+            width = max(width, binomials[right, k])
+        if k <= left:
+            width = max(width, binomials[left, k])
+    forms_left = np.empty((min(picked, left) + 1, width))
+    forms_right = np.empty((min(picked, right) + 1, width))
+    scratch = np.empty((min(picked, largest) + 1, width))
+    cross = np.empty((largest, width))
+    prefix = np.empty((picked + 1, width))
+
+    # Least mass of any set: an error found since the form was built moves the screen down by at least that.
+    least_mass = base_mass
+    for i in range(picked):
+        least_mass += -p[core + i] if drop else p[pool - 1 - i]
+    least_mass = max(least_mass, 0.0)
+
+    stale = True
+    screened = best
+    screen = 0.0
+    for outer_size in range(min(picked, max(left, right)) + 1):
+        inner_size = picked - outer_size
+        for turn in range(2):
+            # turn 0: outer parts from the left half; turn 1: from the right. Each split is done once,
+            # with the half that has fewer parts outside.
+            outer_is_left = turn == 0
+            n_out = left if outer_is_left else right
+            n_in = right if outer_is_left else left
+            if outer_size > n_out or inner_size > n_in:
+                continue
+            count_out = binomials[n_out, outer_size]
+            count_in = binomials[n_in, inner_size]
+            if count_out > count_in or (count_out == count_in and not outer_is_left):
+                continue
+            if stale or best < screened:
+                screened = best
+                e2 = best * best
+                for i in range(free):
+                    for j in range(free):
+                        form[i, j] = gram[core + i, core + j] - e2 * p[core + i] * p[core + j]
+                    linear[i] = pull[i] - sign * e2 * base_mass * p[core + i]
+                _subset_forms(
+                    form, linear, 0, left, min(picked, left), binomials, forms_left, scratch, weights
+                )
+                _subset_forms(
+                    form, linear, left, right, min(picked, right), binomials, forms_right, scratch, weights
+                )
+                slack = gamma * (reach * reach + e2 * (base_mass + 1.0) ** 2)
+                stale = False
+                screen = slack
+            out_offset = 0 if outer_is_left else left
+            in_offset = left if outer_is_left else 0
+            forms_in = forms_right if outer_is_left else forms_left
+            forms_out = forms_left if outer_is_left else forms_right
+            constant = base_square - e2 * base_mass * base_mass
+            for i in range(n_out if outer_size > 1 or inner_size == 0 else 0):
+                for j in range(n_in):
+                    weights[j] = 2.0 * form[out_offset + i, in_offset + j]
+                _subset_sums(weights, n_in, inner_size, binomials, scratch)
+                for r in range(count_in):
+                    cross[i, r] = scratch[inner_size, r]
+            for r in range(count_in):
+                prefix[0, r] = forms_in[inner_size, r]
+
+            # Walk the outer parts; stack[0] < stack[1] < ...; the last place is scanned four keys at a time.
+            depth = 0
+            stack[0] = -1
+            single = outer_size == 0
+            while depth >= 0:
+                if single:
+                    last_from, last_to = 0, 1
+                elif depth == outer_size - 1:
+                    last_from = (stack[depth - 1] + 1) if depth > 0 else 0
+                    last_to = n_out
+                else:
+                    stack[depth] += 1
+                    if stack[depth] > n_out - (outer_size - depth):
+                        depth -= 1
+                        continue
+                    _add(prefix[depth + 1], prefix[depth], cross[stack[depth]], count_in)
+                    stack[depth + 1] = stack[depth]
+                    depth += 1
+                    continue
+
+                last = last_from
+                while last < last_to:
+                    lanes = 1
+                    if single:
+                        m0 = prefix[0, 0]
+                        for r in range(count_in):
+                            m0 = min(m0, prefix[0, r])
+                        m1 = m2 = m3 = m0
+                    elif outer_size == 1 and inner_size > 0:
+                        for j in range(n_in):
+                            weights[j] = 2.0 * form[out_offset + last, in_offset + j]
+                        m0 = _leaf_minimum_subsets(prefix[0], weights, n_in, inner_size, binomials, scratch)
+                        m1 = m2 = m3 = m0
+                    elif last + 4 <= last_to:
+                        m0, m1, m2, m3 = _leaf_minimum_4(
+                            prefix[depth],
+                            cross[last],
+                            cross[last + 1],
+                            cross[last + 2],
+                            cross[last + 3],
+                            count_in,
+                        )
+                        lanes = 4
+                    else:
+                        m0 = _leaf_minimum(prefix[depth], cross[last], count_in)
+                        m1 = m2 = m3 = m0
+                    for lane in range(lanes):
+                        least = m0 if lane == 0 else (m1 if lane == 1 else (m2 if lane == 2 else m3))
+                        # The outer part's own form: colex rank of (stack[:depth], last + lane).
+                        rank = 0
+                        if not single:
+                            for place in range(depth):
+                                rank += binomials[stack[place], place + 1]
+                            rank += binomials[last + lane, depth + 1]
+                        own = constant + forms_out[outer_size, rank]
+                        if least + own > screen:
+                            continue
+                        if outer_size == 1:
+                            _subset_sums(weights, n_in, inner_size, binomials, scratch)
+                            cross[last, :count_in] = scratch[inner_size, :count_in]
+                        for r in range(count_in):
+                            h = prefix[depth, r] + own
+                            if not single:
+                                h += cross[last + lane, r]
+                            if h > screen:
+                                continue
+                            for i in range(free):
+                                member[i] = drop
+                            if not single:
+                                for place in range(depth):
+                                    member[out_offset + stack[place]] = not drop
+                                member[out_offset + last + lane] = not drop
+                            _unrank(r, inner_size, n_in, binomials, part)
+                            for place in range(inner_size):
+                                member[in_offset + part[place]] = not drop
+                            filled = core
+                            for i in range(core):
+                                trial[i] = i
+                            for i in range(free):
+                                if member[i]:
+                                    trial[filled] = core + i
+                                    filled += 1
+                            found = error_of(g, p, trial)
+                            if found < best:
+                                best = found
+                                best_kept[:] = trial
+                                screen = slack - (e2 - best * best) * least_mass * least_mass
+                    last += lanes
+                depth -= 1
+    return best_kept, best

@@ -1,0 +1,188 @@
+"""From captured rows to the table of instances: each row at each budget, by every rule and exactly over the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from .capture.shard import Shard
+from .enumeration.pool import Family, better, error_of, search_family, swapped
+from .errors import InvalidInput, InvariantBroken
+from .operator import Instance, check_budget, spread
+from .progress import Progress
+from .provenance import record
+from .selectors.swap import swap_descent, without_most_misleading
+from .statistics import write_instances
+
+
+def families_of(settings: Mapping) -> dict[int, list[Family]]:
+    """The candidate families of each budget, from the config section `enumeration`.
+
+    Raises
+    ------
+    InvalidInput
+        A budget without a family, or a family whose sizes do not fit.
+    """
+    families = {int(s): [] for s in settings["budgets"]}
+    for entry in settings["families"]:
+        if entry["budget"] in families:
+            families[entry["budget"]].append(Family(entry["budget"], entry["core"], entry["pool"]))
+    for s, found in families.items():
+        if not found:
+            raise InvalidInput(f"enumeration.families: no family for budget {s}; add one with `budget: {s}`")
+    return families
+
+
+def measure_row(
+    instance: Instance, families: Mapping[int, Sequence[Family]], swap_keys: int
+) -> list[dict[str, object]]:
+    """One record per budget (columns of the instances table that depend on the row alone).
+
+    Parameters
+    ----------
+    instance : Instance
+    families : budget -> families of kept sets that `es_pool` is the exact minimum over
+    swap_keys : balance may swap among so many of the heaviest keys
+
+    Raises
+    ------
+    InvalidInput
+        A budget that is not below the row's number of keys.
+    """
+    for s in families:
+        check_budget(s, instance.size)
+    widest = max(swap_keys, *(family.pool for several in families.values() for family in several))
+    keys = instance.order[:widest]
+    g, p = np.ascontiguousarray(instance.g[keys]), np.ascontiguousarray(instance.p[keys])
+    gram = g @ g.T
+    swappable = min(swap_keys, instance.size)
+    distance = spread(instance)
+    records = []
+    for s, several in families.items():
+        heaviest = np.arange(s)
+        es_max_mass = float(error_of(g, p, heaviest))
+        first = swap_descent(gram, p, heaviest, 0, swappable)
+        second = swap_descent(gram, p, without_most_misleading(gram, p, s), 0, swappable)
+        kept, es_pool = heaviest, es_max_mass
+        clipped = [family.clipped(instance.size) for family in several]
+        for family in clipped:
+            kept, es_pool = better(kept, es_pool, *swapped(g, p, gram, family))
+        es_balance_pool = es_pool
+        for family in clipped:
+            kept, es_pool = search_family(g, p, gram, family, kept, es_pool)
+        errors = {
+            "max_mass": es_max_mass,
+            "pool": float(es_pool),
+            "balance": float(error_of(g, p, first)),
+            "balance_second": float(error_of(g, p, second)),
+        }
+        best = min(errors, key=errors.get)
+        dropped = float(instance.p[instance.order[s:]].sum())
+        records.append(
+            {
+                "s": s,
+                "visible": instance.size,
+                "es_max_mass": es_max_mass,
+                "es_pool": errors["pool"],
+                "es_balance": errors["balance"],
+                "es_balance_second": errors["balance_second"],
+                "es_balance_pool": float(es_balance_pool),
+                "es_best": errors[best],
+                "best": best,
+                "dropped_mass": dropped,
+                "phi": es_max_mass * float(p[:s].sum()),
+                "spread": distance,
+                "bound": 2.0 * distance * dropped,
+                "mass_pool": float(p[kept].sum()),
+                "pool_subsets": sum(family.subsets for family in clipped),
+                "pool_keys": max(family.pool for family in clipped),
+                "pool_complete": any(f.core == 0 and f.pool == instance.size for f in clipped),
+            }
+        )
+    return records
+
+
+def rows_of(shard: Shard) -> Iterator[tuple[dict[str, int], Instance]]:
+    """Every captured row as (layer, head, kv_head, position) and Instance; keys of weight 0 are left out.
+
+    A weight is 0 only where the softmax underflowed in float64; such a key moves no kept set's error.
+    """
+    for layer in range(shard.layers):
+        captured = shard.layer(layer)
+        for head in range(captured.p.shape[1]):
+            for row, position in enumerate(captured.positions):
+                where = {
+                    "layer": layer,
+                    "head": head,
+                    "kv_head": head // captured.group,
+                    "position": int(position),
+                }
+                yield where, instance_of(captured, row, head)
+
+
+def instance_of(captured, row: int, head: int) -> Instance:
+    """The Instance of one row and query head of a captured layer."""
+    seen = captured.visible(row)
+    p = captured.p[row, head, seen]
+    v = captured.v[head // captured.group, seen]
+    alive = p > 0
+    return Instance(p, v) if alive.all() else Instance(p[alive], v[alive])
+
+
+def check_records(records: Sequence[Mapping], where: Mapping) -> None:
+    """Stop on a broken invariant: Lemma 2.1, pool <= max-mass, pool <= balance over the same candidates.
+
+    Raises
+    ------
+    InvariantBroken
+        Names the row and the two figures.
+    """
+    for found in records:
+        room = 1e-12 * found["spread"]
+        for small, large in (
+            ("es_max_mass", "bound"),
+            ("es_pool", "es_max_mass"),
+            ("es_pool", "es_balance_pool"),
+            ("es_best", "es_pool"),
+        ):
+            if not found[small] <= found[large] * (1 + 1e-9) + room:
+                place = ", ".join(f"{key} {value}" for key, value in where.items())
+                raise InvariantBroken(
+                    f"{small} = {found[small]:.17g} exceeds {large} = {found[large]:.17g} "
+                    f"at {place}, s {found['s']}"
+                )
+
+
+def measure_file(shard_path: str | Path, output: str | Path, settings: Mapping) -> None:
+    """Measure every row of a shard at every budget and write the instances (parquet) to `output`.
+
+    Parameters
+    ----------
+    settings : the config section `enumeration`: budgets, families, swap_keys
+
+    Raises
+    ------
+    InvalidInput
+        A broken shard, or a budget that some row's visible keys do not exceed.
+    InvariantBroken
+        See `check_records`.
+    """
+    families = families_of(settings)
+    shard = Shard(shard_path)
+    meta = shard.metadata
+    name = {"model": meta["model"], "arm": meta["arm"], "input": f"{meta['arm']}/{int(meta['index']):03d}"}
+    records: list[dict] = []
+    total = sum(shard.layer(i).p.shape[0] * shard.layer(i).p.shape[1] for i in range(shard.layers))
+    progress = Progress(total, f"enumerate {name['model']} {name['input']}", "rows")
+    for where, instance in progress.over(rows_of(shard)):
+        try:
+            found = measure_row(instance, families, settings["swap_keys"])
+        except InvalidInput as error:
+            place = ", ".join(f"{key} {value}" for key, value in where.items())
+            raise InvalidInput(f"{shard_path}: {place}: {error}") from None
+        check_records(found, {**name, **where})
+        records.extend({**name, **where, **entry} for entry in found)
+    write_instances(output, pd.DataFrame.from_records(records), record(settings, inputs=[meta]))

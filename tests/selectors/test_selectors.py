@@ -1,0 +1,68 @@
+"""Balance: never worse than where it starts, a local minimum under swaps, two starts."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from conftest import random_row, rows
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contourkv import Instance, balance, forced_error, max_mass
+from contourkv.errors import InvalidInput
+
+
+@given(rows(min_keys=3), st.data())
+def test_no_single_swap_improves_what_balance_keeps(instance, data):
+    s = data.draw(st.integers(1, instance.size - 1))
+    start = data.draw(st.sampled_from([None, "second"]))
+    kept = balance(instance, s, start=start)
+    error = forced_error(instance, kept)
+    if start is None:
+        assert error <= forced_error(instance, max_mass(instance, s)) * (1 + 1e-12) + 1e-15
+    others = np.setdiff1d(np.arange(instance.size), kept)
+    noise = 1e-12 * np.abs(instance.g).sum() / instance.p[kept].sum()
+    for i, j in product(range(s), others):
+        swapped = kept.copy()
+        swapped[i] = j
+        assert forced_error(instance, swapped) >= error * (1 - 1e-6) - 1e3 * noise
+
+
+@given(rows(min_keys=4), st.data())
+def test_only_candidates_enter(instance, data):
+    s = data.draw(st.integers(1, instance.size - 2))
+    m = data.draw(st.integers(s, instance.size - 1))
+    assert set(balance(instance, s, candidates=m)) <= set(instance.order[:m])
+
+
+def test_a_misleading_sink_is_left_by_the_second_start():
+    # A heavy key whose value pulls far off, balanced only by another heavy key: one swap cannot leave the pair.
+    p = np.array([0.30, 0.29, 0.11, 0.10, 0.10, 0.10])
+    v = np.array([[50.0, 0.0], [-50.0, 1.0], [0.4, 0.0], [0.5, 0.1], [0.6, -0.2], [-2.0, 0.3]])
+    instance = Instance(p / p.sum(), v)
+    first = forced_error(instance, balance(instance, 2))
+    start = max_mass(instance, 2)
+    assert first <= forced_error(instance, start)
+    second = balance(instance, 2, start="second")
+    assert len(second) == 2 and len(set(second)) == 2
+
+
+def test_a_given_start_is_used(rng):
+    instance = random_row(rng, 40, 3)
+    start = np.arange(5)
+    kept = balance(instance, 5, start=start)
+    assert forced_error(instance, kept) <= forced_error(instance, start)
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ({"candidates": 3}, "candidates: expected at least the budget 4"),
+        ({"start": "third"}, "start: expected None"),
+        ({"start": [0, 1, 2]}, "start: expected 4 of the"),
+        ({"start": "second", "candidates": 4}, "start: the second start needs more"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, says, rng):
+    with pytest.raises(InvalidInput, match=says):
+        balance(random_row(rng, 20, 3), 4, **arguments)
