@@ -20,9 +20,7 @@ def definition(instance, kept):
 @given(rows(), st.data())
 def test_forced_error_is_the_distance_of_the_renormalised_output(instance, data):
     kept = data.draw(st.sets(st.integers(0, instance.size - 1), min_size=1))
-    assert forced_error(instance, sorted(kept)) == pytest.approx(
-        definition(instance, kept), rel=1e-9, abs=1e-13
-    )
+    assert forced_error(instance, sorted(kept)) == pytest.approx(definition(instance, kept), rel=1e-9, abs=1e-13)
 
 
 @given(rows(), st.data())
@@ -52,9 +50,7 @@ def test_lemma_2_1(instance, data):
 def test_phi_is_the_numerator_at_max_mass(instance, data):
     s = data.draw(st.integers(1, instance.size - 1))
     kept = max_mass(instance, s)
-    assert phi(instance, s) == pytest.approx(
-        forced_error(instance, kept) * instance.p[kept].sum(), rel=1e-9, abs=1e-14
-    )
+    assert phi(instance, s) == pytest.approx(forced_error(instance, kept) * instance.p[kept].sum(), rel=1e-9, abs=1e-14)
 
 
 def test_equal_values_have_no_error():

@@ -9,37 +9,43 @@ import numpy as np
 import pandas as pd
 
 from .capture.shard import Shard
-from .enumeration.pool import Family, better, error_of, search_family, swapped
+from .enumeration.pool import MassPool, Neighbourhood, RankedRow
 from .errors import InvalidInput, InvariantBroken
 from .operator import Instance, check_budget, spread
 from .progress import Progress
 from .provenance import record
-from .selectors.swap import swap_descent, without_most_misleading
 from .statistics import write_instances
 
 
-def families_of(settings: Mapping) -> dict[int, list[Family]]:
+def families_of(settings: Mapping) -> dict[int, list[MassPool | Neighbourhood]]:
     """The candidate families of each budget, from the config section `enumeration`.
 
     Raises
     ------
     InvalidInput
-        A budget without a family, or a family whose sizes do not fit.
+        A budget without a mass pool, or a family whose sizes do not fit.
     """
-    families = {int(s): [] for s in settings["budgets"]}
+    families: dict[int, list[MassPool | Neighbourhood]] = {int(s): [] for s in settings["budgets"]}
     for entry in settings["families"]:
-        if entry["budget"] in families:
-            families[entry["budget"]].append(Family(entry["budget"], entry["core"], entry["pool"]))
+        s = entry["budget"]
+        if s in families:
+            around = "free" in entry
+            family = (
+                Neighbourhood(s, entry["free"], entry["pool"]) if around else MassPool(s, entry["core"], entry["pool"])
+            )
+            families[s].append(family)
     for s, found in families.items():
-        if not found:
-            raise InvalidInput(f"enumeration.families: no family for budget {s}; add one with `budget: {s}`")
+        if not any(isinstance(family, MassPool) for family in found):
+            raise InvalidInput(
+                f"enumeration.families: no mass pool for budget {s}; add {{budget: {s}, core: 0, pool: ...}}"
+            )
     return families
 
 
 def measure_row(
-    instance: Instance, families: Mapping[int, Sequence[Family]], swap_keys: int
+    instance: Instance, families: Mapping[int, Sequence[MassPool | Neighbourhood]], swap_keys: int
 ) -> list[dict[str, object]]:
-    """One record per budget (columns of the instances table that depend on the row alone).
+    """One record per budget: the columns of the instances table that depend on the row alone.
 
     Parameters
     ----------
@@ -54,52 +60,36 @@ def measure_row(
     """
     for s in families:
         check_budget(s, instance.size)
-    widest = max(swap_keys, *(family.pool for several in families.values() for family in several))
-    keys = instance.order[:widest]
-    g, p = np.ascontiguousarray(instance.g[keys]), np.ascontiguousarray(instance.p[keys])
-    gram = g @ g.T
-    swappable = min(swap_keys, instance.size)
+    keys = instance.order[: max(swap_keys, *(family.pool for several in families.values() for family in several))]
+    row = RankedRow(np.ascontiguousarray(instance.g[keys]), np.ascontiguousarray(instance.p[keys]))
     distance = spread(instance)
     records = []
     for s, several in families.items():
-        heaviest = np.arange(s)
-        es_max_mass = float(error_of(g, p, heaviest))
-        first = swap_descent(gram, p, heaviest, 0, swappable)
-        second = swap_descent(gram, p, without_most_misleading(gram, p, s), 0, swappable)
-        kept, es_pool = heaviest, es_max_mass
-        clipped = [family.clipped(instance.size) for family in several]
-        for family in clipped:
-            kept, es_pool = better(kept, es_pool, *swapped(g, p, gram, family))
-        es_balance_pool = es_pool
-        for family in clipped:
-            kept, es_pool = search_family(g, p, gram, family, kept, es_pool)
-        errors = {
-            "max_mass": es_max_mass,
-            "pool": float(es_pool),
-            "balance": float(error_of(g, p, first)),
-            "balance_second": float(error_of(g, p, second)),
-        }
-        best = min(errors, key=errors.get)
+        found = row.search(s, several, min(swap_keys, instance.size))
+        rules = {name: getattr(found, name).error for name in ("max_mass", "pool", "balance", "balance_second")}
+        best = min(rules, key=rules.get)
+        mass_pools = [family for family in several if isinstance(family, MassPool)]
         dropped = float(instance.p[instance.order[s:]].sum())
         records.append(
             {
                 "s": s,
                 "visible": instance.size,
-                "es_max_mass": es_max_mass,
-                "es_pool": errors["pool"],
-                "es_balance": errors["balance"],
-                "es_balance_second": errors["balance_second"],
-                "es_balance_pool": float(es_balance_pool),
-                "es_best": errors[best],
+                "es_max_mass": found.max_mass.error,
+                "es_pool": found.pool.error,
+                "es_mass_pool": found.mass_pool.error,
+                "es_balance": found.balance.error,
+                "es_balance_second": found.balance_second.error,
+                "es_balance_pool": found.balance_pool.error,
+                "es_best": rules[best],
                 "best": best,
                 "dropped_mass": dropped,
-                "phi": es_max_mass * float(p[:s].sum()),
+                "phi": found.max_mass.error * float(row.p[:s].sum()),
                 "spread": distance,
                 "bound": 2.0 * distance * dropped,
-                "mass_pool": float(p[kept].sum()),
-                "pool_subsets": sum(family.subsets for family in clipped),
-                "pool_keys": max(family.pool for family in clipped),
-                "pool_complete": any(f.core == 0 and f.pool == instance.size for f in clipped),
+                "mass_pool": float(row.p[found.pool.kept].sum()),
+                "pool_subsets": found.subsets,
+                "pool_keys": min(instance.size, max(family.pool for family in mass_pools)),
+                "pool_complete": any(family.complete(instance.size) for family in mass_pools),
             }
         )
     return records
@@ -144,15 +134,15 @@ def check_records(records: Sequence[Mapping], where: Mapping) -> None:
         room = 1e-12 * found["spread"]
         for small, large in (
             ("es_max_mass", "bound"),
-            ("es_pool", "es_max_mass"),
-            ("es_pool", "es_balance_pool"),
+            ("es_mass_pool", "es_max_mass"),
+            ("es_mass_pool", "es_balance_pool"),
+            ("es_pool", "es_mass_pool"),
             ("es_best", "es_pool"),
         ):
             if not found[small] <= found[large] * (1 + 1e-9) + room:
                 place = ", ".join(f"{key} {value}" for key, value in where.items())
                 raise InvariantBroken(
-                    f"{small} = {found[small]:.17g} exceeds {large} = {found[large]:.17g} "
-                    f"at {place}, s {found['s']}"
+                    f"{small} = {found[small]:.17g} exceeds {large} = {found[large]:.17g} at {place}, s {found['s']}"
                 )
 
 

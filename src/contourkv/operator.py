@@ -98,9 +98,7 @@ def mass_order(p: np.ndarray) -> np.ndarray:
 def check_budget(s: int, size: int) -> int:
     """Return `s` as an int if 1 <= s < size; raise InvalidInput otherwise."""
     if isinstance(s, bool) or int(s) != s or not 1 <= s < size:
-        raise InvalidInput(
-            f"s: expected a whole number from 1 to {size - 1} (of {size} visible keys), got {s}"
-        )
+        raise InvalidInput(f"s: expected a whole number from 1 to {size - 1} (of {size} visible keys), got {s}")
     return int(s)
 
 

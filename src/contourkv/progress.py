@@ -32,9 +32,7 @@ class Progress:
 
     echo: TextIO | None = None
 
-    def __init__(
-        self, total: int, label: str, unit: str, interval: float = 10.0, stream: TextIO | None = None
-    ) -> None:
+    def __init__(self, total: int, label: str, unit: str, interval: float = 10.0, stream: TextIO | None = None) -> None:
         self.total, self.label, self.unit, self.interval = total, label, unit, interval
         self.stream = stream or sys.stderr
         self.done = 0

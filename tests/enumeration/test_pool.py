@@ -1,6 +1,6 @@
 """The pool search against brute force, its families and its edges."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import comb
 
 import numpy as np
@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contourkv import Instance, best_in_pool, forced_error, max_mass
-from contourkv.enumeration import Family, best_in_families
+from contourkv.enumeration import MassPool, Neighbourhood, best_in_families
+from contourkv.enumeration.pool import RankedRow
 from contourkv.errors import InvalidInput
 
 
 def brute(instance, sets):
     """Least forced error over `sets`, and the set; the first of equals."""
-    return min(
-        ((forced_error(instance, sorted(kept)), tuple(sorted(kept))) for kept in sets), key=lambda x: x[0]
-    )
+    return min(((forced_error(instance, sorted(kept)), tuple(sorted(kept))) for kept in sets), key=lambda x: x[0])
 
 
 def agrees(instance, result, error, kept):
@@ -46,16 +45,31 @@ def test_families_with_a_core_equal_brute_force(instance, data):
     families = []
     for _ in range(data.draw(st.integers(1, 3))):
         core = data.draw(st.integers(0, s - 1))
-        families.append(Family(s, core, data.draw(st.integers(s, instance.size))))
+        families.append(MassPool(s, core, data.draw(st.integers(s, instance.size))))
     result = best_in_families(instance, s, families)
     order = instance.order
-    sets = [
-        (*order[: f.core], *rest)
-        for f in families
-        for rest in combinations(order[f.core : f.pool], s - f.core)
-    ]
+    sets = [(*order[: f.core], *rest) for f in families for rest in combinations(order[f.core : f.pool], s - f.core)]
     error, kept = brute(instance, sets)
     agrees(instance, result, error, kept)
+    assert result.subsets == len(sets)
+
+
+@given(rows(min_keys=4, max_keys=11), st.data())
+def test_neighbourhoods_equal_brute_force_and_hold_their_centre(instance, data):
+    s = data.draw(st.integers(1, instance.size - 1))
+    free = data.draw(st.integers(1, s))
+    pools = [MassPool(s, 0, s), Neighbourhood(s, free, data.draw(st.integers(free + 1, instance.size + 2)))]
+    result = best_in_families(instance, s, pools)
+    order = instance.order
+    ranked = RankedRow(np.ascontiguousarray(instance.g[order]), np.ascontiguousarray(instance.p[order]))
+    found = ranked.search(s, pools, instance.size)
+    centre = found.balance.or_better(found.balance_second)
+    core, others = pools[1].split(ranked.gram, ranked.p, centre.kept)
+    assert len(core) == s - free and set(core) <= set(centre.kept) <= set(core) | set(others)
+    sets = [order[:s], *(order[[*core, *rest]] for rest in combinations(others, free))]
+    error, kept = brute(instance, sets)
+    agrees(instance, result, error, kept)
+    assert result.error <= min(found.balance.error, found.balance_second.error)
     assert result.subsets == len(sets)
 
 
@@ -73,14 +87,12 @@ def test_larger_pools_equal_brute_force_to_the_set(seed, s, pool):
 def test_a_wider_pool_is_never_worse_and_kappa_is_invariant(instance, data):
     s = data.draw(st.integers(1, instance.size - 1))
     errors = [best_in_pool(instance, s, pool).error for pool in range(s, instance.size + 1)]
-    assert all(b <= a for a, b in zip(errors, errors[1:], strict=False))
+    assert all(b <= a for a, b in pairwise(errors))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     d = instance.v.shape[1]
     turned = Instance(instance.p, 5.0 * instance.v @ np.linalg.qr(rng.standard_normal((d, d)))[0])
     noise = 1e-13 * np.linalg.norm(instance.g, axis=1).sum() / instance.p.min()
-    assert best_in_pool(turned, s, instance.size).error == pytest.approx(
-        5.0 * errors[-1], rel=1e-7, abs=5 * noise
-    )
+    assert best_in_pool(turned, s, instance.size).error == pytest.approx(5.0 * errors[-1], rel=1e-7, abs=5 * noise)
 
 
 def test_max_mass_wins_ties():
@@ -128,9 +140,15 @@ def test_bad_sizes_are_named(s, pool, rng):
 @pytest.mark.parametrize("core, pool", [(-1, 8), (4, 8), (0, 3)])
 def test_bad_families_are_named(core, pool):
     with pytest.raises(InvalidInput, match="family: expected 0 <= core < budget <= pool"):
-        Family(4, core, pool)
+        MassPool(4, core, pool)
+
+
+@pytest.mark.parametrize("free, pool", [(0, 8), (5, 8), (4, 4)])
+def test_bad_neighbourhoods_are_named(free, pool):
+    with pytest.raises(InvalidInput, match="family: expected 1 <= free <= budget and free < pool"):
+        Neighbourhood(4, free, pool)
 
 
 def test_families_of_another_budget_are_refused(rng):
     with pytest.raises(InvalidInput, match="each with budget 4"):
-        best_in_families(random_row(rng, 20, 3), 4, [Family(5, 0, 10)])
+        best_in_families(random_row(rng, 20, 3), 4, [MassPool(5, 0, 10)])

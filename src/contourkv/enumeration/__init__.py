@@ -3,7 +3,8 @@
 from importlib import import_module
 
 _HOME = {
-    "Family": "pool",
+    "MassPool": "pool",
+    "Neighbourhood": "pool",
     "PoolResult": "pool",
     "best_in_pool": "pool",
     "best_in_families": "pool",

@@ -1,7 +1,13 @@
 r"""The exact least forced error over a family of kept sets, by meet in the middle on an indefinite Gram form.
 
-A family (core c, pool m) at budget s holds the sets "the c heaviest keys and any s - c of the mass ranks
-c .. m-1". With u(A) = sum_A g_j and the best error e known so far, a set is better iff
+A family fixes a core that every set keeps and names the free keys among which the rest is chosen in every way:
+
+* `MassPool` (core c, pool m): the c heaviest keys, and any s - c of the mass ranks c .. m-1. With c = 0 this is
+  the paper's pool, the m heaviest keys.
+* `Neighbourhood` (free f, pool m): around a given kept set, its f most doubtful keys are set free and the m - f
+  most promising others join them. A swap rule ends where no single swap helps; this decides f swaps at once.
+
+With u(A) = sum_A g_j and the best error e known so far, a set is better iff
 
     h(A) = ||u(A)||^2 - e^2 p(A)^2 = sum_{i,j in A} H_ij < 0,   H_ij = g_i . g_j - e^2 p_i p_j,
 
@@ -12,7 +18,7 @@ minimum on a subset. If more than half of the free keys are kept, the walk choos
 (the base is the whole pool, the signs turn).
 
 Rounding: h is screened against a bound of its own rounding error, and every set that passes is decided by
-`forced error` computed directly from g in float64. The result is therefore exact over the family.
+the forced error computed directly from g in float64. The result is therefore exact over the family.
 """
 
 from __future__ import annotations
@@ -21,20 +27,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from ..errors import InvalidInput
 from ..operator import Instance, check_budget
-from ..selectors.swap import swap_descent
+from ..selectors.swap import swap_descent, without_most_misleading
 
 _FAST = {"nnan", "ninf", "nsz", "reassoc", "contract"}
 
 
 @dataclass(frozen=True)
-class Family:
-    """The kept sets "core heaviest keys and any s - core of the mass ranks core .. pool-1".
+class MassPool:
+    """The kept sets "core heaviest keys and any budget - core of the mass ranks core .. pool-1".
 
     Raises
     ------
@@ -53,14 +60,54 @@ class Family:
                 f"budget {self.budget}, pool {self.pool}"
             )
 
-    def clipped(self, size: int) -> Family:
-        """The same family on a row of `size` keys: the pool ends with the row."""
-        return Family(self.budget, self.core, min(self.pool, size))
+    def split(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mass ranks of the core and of the free keys on a row of `size` keys: the pool ends with the row."""
+        return np.arange(self.core), np.arange(self.core, min(self.pool, size))
 
-    @property
-    def subsets(self) -> int:
-        """Number of kept sets in the family."""
-        return comb(self.pool - self.core, self.budget - self.core)
+    def complete(self, size: int) -> bool:
+        """Whether every kept set of that budget belongs to the family on a row of `size` keys."""
+        return self.core == 0 and self.pool >= size
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The kept sets around a given one: `free` of its keys and pool - free others are chosen anew.
+
+    Set free are the keys whose removal leaves the least error; joined by those whose addition would.
+
+    Raises
+    ------
+    InvalidInput
+        Unless 1 <= free <= budget and free < pool.
+    """
+
+    budget: int
+    free: int
+    pool: int
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.free <= self.budget and self.free < self.pool):
+            raise InvalidInput(
+                f"family: expected 1 <= free <= budget and free < pool, got free {self.free}, "
+                f"budget {self.budget}, pool {self.pool}"
+            )
+
+    def split(self, gram: np.ndarray, p: np.ndarray, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mass ranks of the core and of the free keys around the kept set `centre` (ranks)."""
+        inside = np.zeros(p.size, dtype=bool)
+        inside[centre] = True
+        pull = gram[:, centre].sum(axis=1)
+        square, mass = pull[centre].sum(), p[centre].sum()
+        own = np.diag(gram)
+        rest = mass - p[centre]
+        removed = np.maximum(square - 2 * pull[centre] + own[centre], 0.0)
+        # A lone key has no rest: removing it is the last thing to do.
+        without = np.divide(removed, rest**2, out=np.full(centre.size, np.inf), where=rest > 0)
+        others = np.flatnonzero(~inside)
+        joined = np.maximum(square + 2 * pull + own, 0.0)[others] / (mass + p[others]) ** 2
+        leave = centre[np.argsort(without, kind="stable")[: self.free]]
+        enter = others[np.argsort(joined, kind="stable")[: self.pool - self.free]]
+        return np.setdiff1d(centre, leave), np.sort(np.concatenate([leave, enter]))
 
 
 @dataclass(frozen=True)
@@ -104,82 +151,130 @@ def best_in_pool(instance: Instance, s: int, pool_size: int) -> PoolResult:
     ES_pool(s) of the paper, section 1. Cost: C(pool_size, s) subsets.
     """
     s = check_budget(s, instance.size)
-    return best_in_families(instance, s, [Family(s, 0, int(pool_size))])
+    return best_in_families(instance, s, [MassPool(s, 0, int(pool_size))])
 
 
-def best_in_families(instance: Instance, s: int, families: Sequence[Family]) -> PoolResult:
-    """The same over the union of `families`, all of budget s (see the module's head)."""
-    s = check_budget(s, instance.size)
-    if not families or any(family.budget != s for family in families):
-        raise InvalidInput(f"families: expected at least one family, each with budget {s}")
-    order = instance.order
-    families = [family.clipped(instance.size) for family in families]
-    widest = max(family.pool for family in families)
-    g = np.ascontiguousarray(instance.g[order[:widest]])
-    p = np.ascontiguousarray(instance.p[order[:widest]])
-    gram = g @ g.T
-    kept = np.arange(s)
-    error = error_of(g, p, kept)
-    for family in families:
-        kept, error = better(kept, error, *swapped(g, p, gram, family))
-    for family in families:
-        kept, error = search_family(g, p, gram, family, kept, error)
-    return PoolResult(
-        kept=np.sort(order[kept]),
-        error=float(error),
-        subsets=sum(family.subsets for family in families),
-        complete=any(family.core == 0 and family.pool == instance.size for family in families),
-    )
-
-
-def swapped(g: np.ndarray, p: np.ndarray, gram: np.ndarray, family: Family) -> tuple[np.ndarray, float]:
-    """Balance inside one family: swaps among its free keys only, from the heaviest keys. Ranks and error."""
-    kept = swap_descent(gram, p, np.arange(family.budget), family.core, family.pool)
-    return kept, float(error_of(g, p, kept))
-
-
-def better(kept: np.ndarray, error: float, other: np.ndarray, other_error: float) -> tuple[np.ndarray, float]:
-    """The first set unless the other's error is truly lower."""
-    return (other, other_error) if other_error < error else (kept, error)
-
-
-def search_family(
-    g: np.ndarray, p: np.ndarray, gram: np.ndarray, family: Family, kept: np.ndarray, error: float
-) -> tuple[np.ndarray, float]:
-    """Search one clipped family; keys are named by mass rank.
+def best_in_families(
+    instance: Instance, s: int, families: Sequence[MassPool | Neighbourhood], swap_keys: int = 256
+) -> PoolResult:
+    """The kept set of least forced error over the union of `families`, all of budget s, exactly.
 
     Parameters
     ----------
-    g : (M, d), p : (M,), gram : (M, M) of the M >= family.pool heaviest keys, in mass order, float64
-    kept, error : the best set known, as ranks, and its error
+    instance : Instance
+    s : budget, 1 <= s < N
+    families : neighbourhoods are taken around the better of balance's two starts over `swap_keys` keys
+    swap_keys : the heaviest keys that balance may swap among
 
     Returns
     -------
-    kept, error
-        The better of the given set and the family's best.
+    PoolResult
+
+    Raises
+    ------
+    InvalidInput
+        A budget outside 1 .. N-1, no family, or one of another budget.
     """
-    if error == 0.0 or (family.subsets <= 1 and family.core + family.budget == family.pool):
-        return kept, error
-    free = family.pool - family.core
-    chosen = family.budget - family.core
-    drop = 2 * chosen > free
-    picked = free - chosen if drop else chosen
-    if picked == 0:
-        whole = np.arange(family.pool)
-        return better(kept, error, whole, float(error_of(g, p, whole)))
-    left = free // 2
-    return _search(
-        g,
-        p,
-        gram,
-        family.core,
-        family.pool,
-        picked,
-        drop,
-        _binomials(free - left),
-        np.asarray(kept),
-        float(error),
+    s = check_budget(s, instance.size)
+    if not families or any(family.budget != s for family in families):
+        raise InvalidInput(f"families: expected at least one family, each with budget {s}")
+    if swap_keys <= s:
+        raise InvalidInput(f"swap_keys: expected more than the budget {s}, got {swap_keys}")
+    widest = max([swap_keys, *(family.pool for family in families)])
+    keys = instance.order[:widest]
+    ranked = RankedRow(np.ascontiguousarray(instance.g[keys]), np.ascontiguousarray(instance.p[keys]))
+    found = ranked.search(s, families, min(swap_keys, instance.size))
+    return PoolResult(
+        kept=np.sort(keys[found.pool.kept]),
+        error=found.pool.error,
+        subsets=found.subsets,
+        complete=any(isinstance(f, MassPool) and f.complete(instance.size) for f in families),
     )
+
+
+class KeptSet(NamedTuple):
+    """A kept set as sorted mass ranks, and its forced error."""
+
+    kept: np.ndarray
+    error: float
+
+    def or_better(self, other: KeptSet) -> KeptSet:
+        """This set unless the other's error is truly lower."""
+        return other if other.error < self.error else self
+
+
+class Found(NamedTuple):
+    """What every rule finds on one row at one budget; the sets are mass ranks.
+
+    `mass_pool` is exact over the mass pools alone and `balance_pool` swaps inside those same families; `pool` is
+    exact over all families; `subsets` counts the sets of all families.
+    """
+
+    max_mass: KeptSet
+    balance: KeptSet
+    balance_second: KeptSet
+    balance_pool: KeptSet
+    mass_pool: KeptSet
+    pool: KeptSet
+    subsets: int
+
+
+class RankedRow:
+    """The heaviest keys of a row in mass order, with their Gram matrix: what every search works on.
+
+    Parameters
+    ----------
+    g : (M, d) float64 contiguous, p_j (v_j - mu) in mass order
+    p : (M,) float64 contiguous, falling
+    """
+
+    def __init__(self, g: np.ndarray, p: np.ndarray) -> None:
+        self.g, self.p = g, p
+        self.gram = g @ g.T
+
+    def kept_set(self, ranks: np.ndarray) -> KeptSet:
+        """The set of `ranks` (sorted) with its forced error."""
+        return KeptSet(ranks, float(error_of(self.g, self.p, ranks)))
+
+    def search(self, s: int, families: Sequence[MassPool | Neighbourhood], swap_keys: int) -> Found:
+        """Run max-mass, balance from both starts and the exact search over `families` at budget s < N."""
+        heaviest = self.kept_set(np.arange(s))
+        first = self.kept_set(swap_descent(self.gram, self.p, heaviest.kept, 0, swap_keys))
+        misled = without_most_misleading(self.gram, self.p, s)
+        second = self.kept_set(swap_descent(self.gram, self.p, misled, 0, swap_keys))
+        splits = [f.split(self.p.size) for f in families if isinstance(f, MassPool)]
+        swapped = heaviest
+        for core, free in splits:
+            inside = swap_descent(self.gram, self.p, heaviest.kept, core.size, core.size + free.size)
+            swapped = swapped.or_better(self.kept_set(inside))
+        mass_pool = swapped
+        for core, free in splits:
+            mass_pool = self.best_among(core, free, mass_pool, s)
+        pool = mass_pool
+        centre = first.or_better(second)
+        for family in families:
+            if isinstance(family, Neighbourhood):
+                core, free = family.split(self.gram, self.p, centre.kept)
+                splits.append((core, free))
+                pool = self.best_among(core, free, pool.or_better(centre), s)
+        subsets = sum(comb(free.size, s - core.size) for core, free in splits)
+        return Found(heaviest, first, second, swapped, mass_pool, pool, subsets)
+
+    def best_among(self, core: np.ndarray, free: np.ndarray, known: KeptSet, s: int) -> KeptSet:
+        """The best of `known` and all sets "core and any s - core.size of free" (mass ranks)."""
+        chosen = s - core.size
+        keys = np.concatenate([core, free])
+        if known.error == 0.0 or chosen > free.size:
+            return known
+        if chosen == free.size:
+            return known.or_better(self.kept_set(np.sort(keys)))
+        drop = 2 * chosen > free.size
+        picked = free.size - chosen if drop else chosen
+        binomials = _binomials(free.size - free.size // 2)
+        gram = np.ascontiguousarray(self.gram[np.ix_(keys, keys)])
+        places = _search(self.g[keys], self.p[keys], gram, core.size, picked, drop, binomials, known.error)
+        # Summed anew in rank order, as every other set is, so that equal sets have equal errors.
+        return known if places[0] < 0 else known.or_better(self.kept_set(np.sort(keys[places])))
 
 
 @cache
@@ -305,21 +400,24 @@ def _unrank(rank, k, size, binomials, out):
 
 
 @njit(cache=True)
-def _search(g, p, gram, core, pool, picked, drop, binomials, kept, error):
+def _search(g, p, gram, core, picked, drop, binomials, error):
+    """Places of the best set if it is better than `error`, over "the first `core` keys and ... of the rest".
+
+    `picked` of the free keys are chosen; with `drop` they are the ones left out. The first place is -1 if no set
+    is better.
+    """
+    pool = p.size
     free = pool - core
+    budget = core + (free - picked if drop else picked)
     left = free // 2
     right = free - left
     sign = -1.0 if drop else 1.0
-    budget = kept.size
     base_end = pool if drop else core
     d = g.shape[1]
 
     # Worst case of sum |terms| over any set, for the rounding bound of the screen.
     norms = np.sqrt(np.diag(gram)[:pool])
-    heavy = np.sort(norms)[::-1]
-    reach = heavy[: min(budget, pool)].sum()
-    if drop:
-        reach = norms.sum() + heavy[:picked].sum()
+    reach = 2.0 * norms.sum()
     gamma = 4.0 * (d + 4.0 * picked + pool + 16.0) * 1.1102230246251565e-16
 
     base = np.zeros(d)
@@ -338,7 +436,7 @@ def _search(g, p, gram, core, pool, picked, drop, binomials, kept, error):
             dot += base[c] * g[core + i, c]
         pull[i] = sign * dot
 
-    best_kept = kept.copy()
+    best_kept = np.full(budget, -1, np.int64)
     best = error
     form = np.empty((free, free))
     linear = np.empty(free)
@@ -363,9 +461,10 @@ def _search(g, p, gram, core, pool, picked, drop, binomials, kept, error):
     prefix = np.empty((picked + 1, width))
 
     # Least mass of any set: an error found since the form was built moves the screen down by at least that.
+    light = np.sort(p[core:])
     least_mass = base_mass
     for i in range(picked):
-        least_mass += -p[core + i] if drop else p[pool - 1 - i]
+        least_mass += -light[free - 1 - i] if drop else light[i]
     least_mass = max(least_mass, 0.0)
 
     stale = True
@@ -392,12 +491,8 @@ def _search(g, p, gram, core, pool, picked, drop, binomials, kept, error):
                     for j in range(free):
                         form[i, j] = gram[core + i, core + j] - e2 * p[core + i] * p[core + j]
                     linear[i] = pull[i] - sign * e2 * base_mass * p[core + i]
-                _subset_forms(
-                    form, linear, 0, left, min(picked, left), binomials, forms_left, scratch, weights
-                )
-                _subset_forms(
-                    form, linear, left, right, min(picked, right), binomials, forms_right, scratch, weights
-                )
+                _subset_forms(form, linear, 0, left, min(picked, left), binomials, forms_left, scratch, weights)
+                _subset_forms(form, linear, left, right, min(picked, right), binomials, forms_right, scratch, weights)
                 slack = gamma * (reach * reach + e2 * (base_mass + 1.0) ** 2)
                 stale = False
                 screen = slack
@@ -504,4 +599,4 @@ def _search(g, p, gram, core, pool, picked, drop, binomials, kept, error):
                                 screen = slack - (e2 - best * best) * least_mass * least_mass
                     last += lanes
                 depth -= 1
-    return best_kept, best
+    return best_kept

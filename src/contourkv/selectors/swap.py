@@ -114,9 +114,7 @@ def without_most_misleading(gram, p, s):
     return out
 
 
-def balance(
-    instance: Instance, s: int, candidates: int = 256, start: ArrayLike | str | None = None
-) -> np.ndarray:
+def balance(instance: Instance, s: int, candidates: int = 256, start: ArrayLike | str | None = None) -> np.ndarray:
     """Keys kept by the balance rule.
 
     Parameters
