@@ -10,11 +10,11 @@ import pandas as pd
 
 from .capture.shard import Shard
 from .enumeration.pool import MassPool, Neighbourhood, RankedRow
-from .errors import InvalidInput, InvariantBroken
+from .errors import InvalidInput
 from .operator import Instance, check_budget, spread
 from .progress import Progress
 from .provenance import record
-from .statistics import write_instances
+from .statistics.instances import check_invariants, write_instances
 
 
 def families_of(settings: Mapping) -> dict[int, list[MassPool | Neighbourhood]]:
@@ -96,54 +96,11 @@ def measure_row(
 
 
 def rows_of(shard: Shard) -> Iterator[tuple[dict[str, int], Instance]]:
-    """Every captured row as (layer, head, kv_head, position) and Instance; keys of weight 0 are left out.
-
-    A weight is 0 only where the softmax underflowed in float64; such a key moves no kept set's error.
-    """
-    for layer in range(shard.layers):
-        captured = shard.layer(layer)
-        for head in range(captured.p.shape[1]):
-            for row, position in enumerate(captured.positions):
-                where = {
-                    "layer": layer,
-                    "head": head,
-                    "kv_head": head // captured.group,
-                    "position": int(position),
-                }
-                yield where, instance_of(captured, row, head)
-
-
-def instance_of(captured, row: int, head: int) -> Instance:
-    """The Instance of one row and query head of a captured layer."""
-    seen = captured.visible(row)
-    p = captured.p[row, head, seen]
-    v = captured.v[head // captured.group, seen]
-    alive = p > 0
-    return Instance(p, v) if alive.all() else Instance(p[alive], v[alive])
-
-
-def check_records(records: Sequence[Mapping], where: Mapping) -> None:
-    """Stop on a broken invariant: Lemma 2.1, pool <= max-mass, pool <= balance over the same candidates.
-
-    Raises
-    ------
-    InvariantBroken
-        Names the row and the two figures.
-    """
-    for found in records:
-        room = 1e-12 * found["spread"]
-        for small, large in (
-            ("es_max_mass", "bound"),
-            ("es_mass_pool", "es_max_mass"),
-            ("es_mass_pool", "es_balance_pool"),
-            ("es_pool", "es_mass_pool"),
-            ("es_best", "es_pool"),
-        ):
-            if not found[small] <= found[large] * (1 + 1e-9) + room:
-                place = ", ".join(f"{key} {value}" for key, value in where.items())
-                raise InvariantBroken(
-                    f"{small} = {found[small]:.17g} exceeds {large} = {found[large]:.17g} at {place}, s {found['s']}"
-                )
+    """Every captured row as (layer, head, kv_head, position) and Instance."""
+    for captured in shard:
+        for row in captured.rows():
+            where = {"layer": captured.layer, "head": row.head, "kv_head": row.kv_head, "position": row.position}
+            yield where, Instance(row.p, row.v)
 
 
 def measure_file(shard_path: str | Path, output: str | Path, settings: Mapping) -> None:
@@ -158,14 +115,14 @@ def measure_file(shard_path: str | Path, output: str | Path, settings: Mapping) 
     InvalidInput
         A broken shard, or a budget that some row's visible keys do not exceed.
     InvariantBroken
-        See `check_records`.
+        See `contourkv.statistics.check_invariants`; nothing is written.
     """
     families = families_of(settings)
     shard = Shard(shard_path)
     meta = shard.metadata
-    name = {"model": meta["model"], "arm": meta["arm"], "input": f"{meta['arm']}/{int(meta['index']):03d}"}
+    name = {"model": meta["model"], "arm": meta["arm"], "input": f"{meta['arm']}/{meta['index']:03d}"}
     records: list[dict] = []
-    total = sum(shard.layer(i).p.shape[0] * shard.layer(i).p.shape[1] for i in range(shard.layers))
+    total = shard.layers * meta["geometry"]["heads"] * len(shard.positions)
     progress = Progress(total, f"enumerate {name['model']} {name['input']}", "rows")
     for where, instance in progress.over(rows_of(shard)):
         try:
@@ -173,6 +130,16 @@ def measure_file(shard_path: str | Path, output: str | Path, settings: Mapping) 
         except InvalidInput as error:
             place = ", ".join(f"{key} {value}" for key, value in where.items())
             raise InvalidInput(f"{shard_path}: {place}: {error}") from None
-        check_records(found, {**name, **where})
         records.extend({**name, **where, **entry} for entry in found)
-    write_instances(output, pd.DataFrame.from_records(records), record(settings, inputs=[meta]))
+    frame = pd.DataFrame.from_records(records)
+    check_invariants(frame)
+    write_instances(output, frame, measured_from(meta, {"enumeration": settings}))
+
+
+def measured_from(meta: Mapping, settings: Mapping, **seeds: int) -> dict:
+    """Provenance of a table made from a shard with metadata `meta`: settings, capture, model revision, seeds."""
+    return record(
+        {**settings, "capture": meta["provenance"]},
+        model={"name": meta["model"], "revision": (meta["source"] or {}).get("revision")},
+        seeds={f"contexts.{meta['arm']}": meta["origin"].get("seed"), **seeds},
+    )
