@@ -1,0 +1,137 @@
+"""One capture job: a model, its contexts, a shard each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from .. import provenance
+from ..contexts import read_contexts
+from ..errors import InvalidInput
+from ..models.geometry import attention_geometry, check_architecture
+from ..models.loading import load_model, read_config, read_source
+from ..progress import Progress
+from .recording import capture_rows, check_ids, check_positions
+from .shard import Shard, write_shard
+
+
+def capture_contexts(
+    model_folder: str | os.PathLike,
+    contexts: str | os.PathLike,
+    positions: Sequence[int],
+    outputs: Sequence[str | os.PathLike],
+    device: str = "cpu",
+    dtype: str | None = None,
+    model_name: str | None = None,
+) -> None:
+    """Capture each context of a file into a shard of its own; the model is loaded once.
+
+    A shard that is there already, whole, and made by this version from the same model files, context,
+    positions, device and dtype is kept. Every input is checked before the weights are read.
+
+    Parameters
+    ----------
+    model_folder : holds config.json and *.safetensors, as `prepare_model` leaves them
+    contexts : file that `write_contexts` wrote
+    positions : query positions, the same in every context
+    outputs : shard paths, one a context, in the file's order
+    device, dtype : as `load_model` takes them; dtype None: what the model folder says
+    model_name : what shards, progress and errors call the model; default the folder's name
+
+    Raises
+    ------
+    InvalidInput
+        An architecture that cannot be captured, a folder without weights, a context or position that the
+        model cannot take, a number of outputs that is not the number of contexts.
+    InvariantBroken
+        See `capture_rows`.
+    ContourKVError
+        A shard cannot be written.
+
+    Notes
+    -----
+    Metadata of a shard: `model`, `source` (source.json of the model folder), `arm`, `index`,
+    `origin`, `length`, `positions`, `device`, `dtype`, `geometry`, `max_relative_error` (largest over layers),
+    and `provenance` (package version and digest of all inputs).
+    """
+    folder, outputs = Path(model_folder), [Path(output) for output in outputs]
+    name = model_name or folder.name
+    check_architecture(read_config(folder).get("model_type"))
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    geometry = attention_geometry(config)
+    texts = read_contexts(contexts)
+    if len(outputs) != len(texts):
+        raise InvalidInput(f"outputs: {len(outputs)} shards asked for, {contexts} holds {len(texts)} contexts")
+    for context in texts:
+        try:
+            check_positions(positions, len(check_ids(context.ids, geometry, config.vocab_size, name)))
+        except InvalidInput as error:
+            raise InvalidInput(f"{contexts}: context {context.arm}/{context.index:03d}: {error}") from error
+    files = _file_digests(folder)
+
+    inputs = []
+    for context in texts:
+        made_from = {
+            "model": name,
+            "files": files,
+            "arm": context.arm,
+            "index": context.index,
+            "origin": context.origin,
+            "ids": [int(token) for token in context.ids],
+            "positions": [int(position) for position in positions],
+            "device": str(device),
+            "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        }
+        inputs.append(provenance.record(made_from))
+    left = [at for at, output in enumerate(outputs) if not _is_there(output, inputs[at])]
+    if not left:
+        return
+
+    model = load_model(folder, device=device, dtype=dtype)
+    progress = Progress(len(left) * geometry.layers, f"capture {name}", "layers")
+    for at in left:
+        context = texts[at]
+        layers = capture_rows(model, context.ids, positions, name, lambda layer: progress.advance())
+        metadata = {
+            "model": name,
+            "source": read_source(folder),
+            "arm": context.arm,
+            "index": context.index,
+            "origin": context.origin,
+            "length": len(context.ids),
+            "positions": [int(position) for position in positions],
+            "device": str(device),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "geometry": asdict(geometry),
+            "max_relative_error": max(rows.max_relative_error for rows in layers),
+            "provenance": inputs[at],
+        }
+        write_shard(outputs[at], layers, metadata)
+        del layers
+    progress.close()
+
+
+def _is_there(output: Path, record: dict) -> bool:
+    if not output.exists():
+        return False
+    try:
+        shard = Shard(output)
+        if shard.metadata.get("provenance") != record:
+            return False
+        shard.verify()
+    except InvalidInput:
+        return False
+    return True
+
+
+def _file_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of what decides the forward pass: config, weights, and source.json, which names the dtype."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise InvalidInput(f"{folder}: no *.safetensors in the model folder; prepare the model first")
+    others = [file for file in (folder / "config.json", folder / "source.json") if file.exists()]
+    return {file.name: provenance.file_sha256(file) for file in [*others, *weights]}

@@ -1,0 +1,285 @@
+"""Shards: the rows of all layers of one model on one context, in one safetensors file.
+
+Layout (format 1)
+-----------------
+Tensors, little-endian, in this order; `LLL` is the layer, three digits or more:
+
+    positions        int64    (R,)                query positions
+    LLL.p            float64  (R, heads, K)       weights of keys start .. start + K - 1
+    LLL.v            float32  (kv_heads, K, d)    values of the same keys
+    LLL.sink         float64  (R, heads)          only where the layer has attention sinks
+    checksums        uint8    (T + 1, 16)         BLAKE2b of the file's header, then of each tensor above
+
+[start, start + K) are the keys that some row of the layer sees: with a sliding window, or where the last query
+position comes before the end of the context, fewer than N. The rest of p is zero and not stored.
+
+The safetensors metadata have one entry `contourkv`, JSON: `{"format": 1, "length": N, "layers": [{"start",
+"window", "max_relative_error"}, ...], "metadata": {...}}`, the last being what the writer was given.
+
+Reading needs numpy and safetensors, never torch, and touches one layer at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from ..errors import ContourKVError, InvalidInput
+from ..provenance import atomic_path
+from .rows import LayerRows
+
+FORMAT = 1
+CHECKSUM_BYTES = 16
+_DTYPES = {"float64": "F64", "float32": "F32", "int64": "I64", "uint8": "U8"}
+
+
+def write_shard(path: str | os.PathLike, layers: Sequence[LayerRows], metadata: dict) -> None:
+    """Write the rows of all layers of one context under `path`, whole or not at all.
+
+    Tensors go to the file one by one, so that memory grows by one layer's rows at most.
+
+    Parameters
+    ----------
+    path : ends in .safetensors
+    layers : rows of layer 0, 1, ...: the same positions and the same context
+    metadata : JSON-serialisable; comes back as `Shard.metadata`
+
+    Raises
+    ------
+    InvalidInput
+        No layer, or layers of different contexts or positions.
+    ContourKVError
+        The file cannot be written (no space, quota, ...): names it and the size needed. Nothing is left under
+        the final name.
+    """
+    path = Path(path)
+    _check_layers(path, layers)
+    tensors = _tensors(layers)
+    header = _header(layers, metadata, tensors)
+    size = 8 + len(header) + sum(shape_bytes for _, _, _, shape_bytes in _layout(tensors))
+    try:
+        with atomic_path(path) as temporary, open(temporary, "wb") as handle:
+            handle.write(len(header).to_bytes(8, "little") + header)
+            checksums = [_checksum(header)]
+            for _, array in tensors:
+                # Cropped views are made contiguous one at a time.
+                data = memoryview(np.ascontiguousarray(array)).cast("B")
+                checksums.append(_checksum(data))
+                handle.write(data)
+            handle.write(b"".join(checksums))
+            handle.flush()
+            # Some file systems report a full disk only here, and the rename must not come first.
+            os.fsync(handle.fileno())
+    except OSError as error:
+        raise ContourKVError(
+            f"{path}: the shard could not be written ({error.strerror or error}); it needs {size / 1e6:.1f} MB, "
+            f"{_free(path.parent)}; make room, or write elsewhere, and run the capture again"
+        ) from error
+
+
+class Shard:
+    """A shard on disk, read a layer at a time.
+
+    Parameters
+    ----------
+    path : str or path
+
+    Attributes
+    ----------
+    path : Path
+    metadata : dict, as given to `write_shard`
+    layers : int
+    positions : (R,) int64 query positions
+    length : N, tokens of the context
+
+    Raises
+    ------
+    InvalidInput
+        Here or when a layer is read: no such file, not a shard, truncated, or a bit has changed since it was
+        written. Names the file and what to do.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        header = self._raw_header()
+        self._checksums, description = self._open(header)
+        self.metadata: dict = description["metadata"]
+        self.length: int = description["length"]
+        self._layers: list[dict] = description["layers"]
+        (self.positions,) = self._read(["positions"])
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return len(self._layers)
+
+    def __len__(self) -> int:
+        return self.layers
+
+    def __iter__(self) -> Iterator[LayerRows]:
+        return (self.layer(index) for index in range(self.layers))
+
+    def layer(self, index: int) -> LayerRows:
+        """Rows of layer `index`, checked against the checksums.
+
+        p and v are over all N keys again: zero where the shard holds none.
+        """
+        if not 0 <= index < self.layers:
+            raise InvalidInput(f"{self.path}: layer {index} asked for, the shard has layers 0..{self.layers - 1}")
+        about = self._layers[index]
+        start, window = about["start"], about["window"]
+        names = [f"{index:03d}.p", f"{index:03d}.v"]
+        if f"{index:03d}.sink" in self._checksums:
+            names.append(f"{index:03d}.sink")
+        p, v, *sink = self._read(names)
+        first = np.zeros_like(self.positions) if window is None else np.maximum(self.positions - window + 1, 0)
+        return LayerRows(
+            layer=index,
+            p=_spread(p, start, self.length, axis=2),
+            v=_spread(v, start, self.length, axis=1),
+            positions=self.positions,
+            first_visible=first,
+            window=window,
+            max_relative_error=about["max_relative_error"],
+            sink=sink[0] if sink else None,
+        )
+
+    def verify(self) -> None:
+        """Read everything once; raises InvalidInput if anything is not as it was written."""
+        for _ in self:
+            pass
+
+    def __repr__(self) -> str:
+        return f"Shard({str(self.path)!r}, layers={self.layers}, positions={self.positions.tolist()})"
+
+    def _raw_header(self) -> bytes:
+        try:
+            with open(self.path, "rb") as handle:
+                size = int.from_bytes(handle.read(8), "little")
+                if size > os.fstat(handle.fileno()).st_size:
+                    raise self._damaged("it does not begin as a safetensors file does")
+                return handle.read(size)
+        except FileNotFoundError as error:
+            raise InvalidInput(f"{self.path}: no such shard; run the capture that makes it") from error
+        except OSError as error:
+            raise InvalidInput(f"{self.path}: the shard cannot be read ({error.strerror or error})") from error
+
+    def _open(self, header: bytes) -> tuple[dict[str, bytes], dict]:
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                text = (file.metadata() or {}).get("contourkv")
+                if text is None:
+                    raise self._damaged("it is a safetensors file but no shard")
+                sums = file.get_tensor("checksums").tobytes()
+        except (SafetensorError, OSError) as error:
+            raise self._damaged(str(error)) from error
+        found = [sums[at : at + CHECKSUM_BYTES] for at in range(0, len(sums), CHECKSUM_BYTES)]
+        if found[0] != _checksum(header):
+            raise self._damaged("its header is not what was written")
+        description = json.loads(text)
+        if description["format"] != FORMAT:
+            raise self._damaged(f"its format is {description['format']}, this version reads {FORMAT}")
+        # The header is as it was written, so its order is the checksums' order.
+        names = [name for name in json.loads(header) if name not in ("__metadata__", "checksums")]
+        return dict(zip(names, found[1:], strict=True)), description
+
+    def _read(self, names: list[str]) -> list[np.ndarray]:
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                arrays = [file.get_tensor(name) for name in names]
+        except (SafetensorError, OSError) as error:
+            raise self._damaged(str(error)) from error
+        for name, array in zip(names, arrays, strict=True):
+            if _checksum(memoryview(array).cast("B")) != self._checksums[name]:
+                raise self._damaged(f"tensor {name} is not what was written")
+        return arrays
+
+    def _damaged(self, why: str) -> InvalidInput:
+        return InvalidInput(f"{self.path}: not a whole shard ({why}); delete it and run the capture again")
+
+
+def _check_layers(path: Path, layers: Sequence[LayerRows]) -> None:
+    if not layers:
+        raise InvalidInput(f"{path}: a shard needs the rows of at least one layer")
+    first = layers[0]
+    for index, rows in enumerate(layers):
+        if rows.layer != index:
+            raise InvalidInput(f"{path}: expected the rows of layer {index}, got layer {rows.layer}")
+        if rows.length != first.length or not np.array_equal(rows.positions, first.positions):
+            raise InvalidInput(f"{path}: layers 0 and {index} are of different contexts or query positions")
+
+
+def _tensors(layers: Sequence[LayerRows]) -> list[tuple[str, np.ndarray]]:
+    tensors = [("positions", layers[0].positions)]
+    for rows in layers:
+        keys = _seen(rows)
+        tensors += [(f"{rows.layer:03d}.p", rows.p[:, :, keys]), (f"{rows.layer:03d}.v", rows.v[:, keys])]
+        if rows.sink is not None:
+            tensors.append((f"{rows.layer:03d}.sink", rows.sink))
+    return tensors
+
+
+def _seen(rows: LayerRows) -> slice:
+    return slice(int(rows.first_visible.min()), int(rows.positions.max()) + 1)
+
+
+def _layout(tensors: list[tuple[str, np.ndarray]]) -> Iterator[tuple[str, str, list[int], int]]:
+    for name, array in tensors:
+        yield name, _DTYPES[array.dtype.name], list(array.shape), array.nbytes
+    yield "checksums", "U8", [len(tensors) + 1, CHECKSUM_BYTES], (len(tensors) + 1) * CHECKSUM_BYTES
+
+
+def _header(layers: Sequence[LayerRows], metadata: dict, tensors: list[tuple[str, np.ndarray]]) -> bytes:
+    description = {
+        "format": FORMAT,
+        "length": layers[0].length,
+        "layers": [
+            {
+                "start": _seen(rows).start,
+                "window": rows.window,
+                "max_relative_error": rows.max_relative_error,
+            }
+            for rows in layers
+        ],
+        "metadata": metadata,
+    }
+    entries: dict[str, object] = {
+        "__metadata__": {"contourkv": json.dumps(description, sort_keys=True, ensure_ascii=False)}
+    }
+    offset = 0
+    for name, dtype, shape, nbytes in _layout(tensors):
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + nbytes]}
+        offset += nbytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    # safetensors aligns the data to 8 bytes by spaces after the header.
+    return text + b" " * (-len(text) % 8)
+
+
+def _spread(array: np.ndarray, start: int, length: int, axis: int) -> np.ndarray:
+    if array.shape[axis] == length:
+        return array
+    shape = list(array.shape)
+    shape[axis] = length
+    whole = np.zeros(shape, array.dtype)
+    at = [slice(None)] * array.ndim
+    at[axis] = slice(start, start + array.shape[axis])
+    whole[tuple(at)] = array
+    return whole
+
+
+def _checksum(data: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).digest()
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB are free in {folder}"
+    except OSError:
+        return f"{folder} cannot be looked at"
