@@ -91,7 +91,7 @@ def shard(path, rng, **about):
 
 
 def test_a_shard_becomes_instances(tmp_path, rng):
-    from contourkv.instances import read_instances
+    from contourkv.statistics.instances import read_instances
 
     path = shard(tmp_path / "003.safetensors", rng, window=12)
     measure_file(path, tmp_path / "a.parquet", SETTINGS)

@@ -1,0 +1,503 @@
+"""summary.md: what the paper claims beside what this run measured, claim by claim, with a verdict."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ..provenance import write_text
+from .tables import ALL_BUDGETS, ALL_MODELS, number, provenance_line
+from .tables import interval as interval_text
+
+INSIDE, OUTSIDE, ABSENT = "inside", "outside", "not measured here"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper about a number that a table holds.
+
+    Attributes
+    ----------
+    text : str
+        The claim in words, with its section.
+    low, high : float
+        The paper's band, as printed there.
+    digits : int
+        Decimals printed there: the band counts as reaching half a unit of the last one further out.
+    table, column : str
+        Where the number is.
+    where : mapping
+        Columns of the table that pick the rows, besides the model.
+    pooled : bool
+        The claim is about all models together; else one line a model (and arm).
+    count : str
+        The table's column that counts the instances behind the number.
+    whole : bool
+        The interval, not the point, must lie in the band.
+    arm : str
+        The claim is that this arm has the largest value of all arms, inside the band.
+    """
+
+    text: str
+    low: float
+    high: float
+    digits: int
+    table: str
+    column: str
+    where: Mapping[str, str]
+    pooled: bool = False
+    count: str = "n"
+    whole: bool = False
+    arm: str = ""
+
+    @property
+    def band(self) -> tuple[float, float]:
+        half = 0.5 * 10**-self.digits
+        # The limits 0 and 1 of a share are no printed figures: nothing rounds across them.
+        return (self.low - half if self.low > 0 else self.low, self.high + half if self.high != 1 else self.high)
+
+    @property
+    def printed(self) -> str:
+        low, high = (f"{limit:.{self.digits}f}" for limit in (self.low, self.high))
+        if self.arm:
+            return f"the largest, up to {high}"
+        if self.whole:
+            return f"within {low} to {high}"
+        if self.high == 1 and self.low < 1 and self.column.startswith("within"):
+            return f"above {low}"
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Claims that belong together, why a difference from the paper may be real, and what to list by budget."""
+
+    title: str
+    why: str
+    claims: Sequence[Claim]
+    by_budget: Sequence[tuple[str, str]] = ()
+
+
+POOL = {"against": "es_pool"}
+EVERY = {**POOL, "s": ALL_BUDGETS}
+
+
+def _at(s: int) -> dict[str, str]:
+    return {**POOL, "s": str(s)}
+
+
+SECTIONS = [
+    Section(
+        "Selection ceiling",
+        "c-hat grows with the candidate family, which need not be the paper's, and with how flat a model's rows are; "
+        "these are other texts, and unless the run is on the paper's models, smaller ones (135 to 270 million "
+        "parameters where the paper's have 0.6 to 1.5 billion). A median outside the band need not be an error.",
+        [
+            Claim("Median c-hat, all budgets (section 2)", 0.021, 0.047, 3, "ceiling", "c", EVERY),
+            Claim("Its 95% interval (section 2)", 0.017, 0.051, 3, "ceiling", "c", EVERY, whole=True),
+            Claim(
+                "Median c-hat where kappa-hat > 1.11 (section 2)",
+                0.200,
+                0.254,
+                3,
+                "ceiling",
+                "c_above",
+                EVERY,
+                count="n_above",
+            ),
+        ],
+        [("ceiling", "c")],
+    ),
+    Section(
+        "How close max-mass comes",
+        "How flat a model's heads are sets kappa, and how wide the candidate family is sets how much of it "
+        "kappa-hat can see. Both differ from the paper's here (other and smaller models, other texts, another "
+        "family), and the shares at s = 4 and 8 move with both.",
+        [
+            *(
+                Claim(
+                    f"Share with kappa-hat <= 1.5, s = {s} (section 2)",
+                    0.89,
+                    0.90,
+                    2,
+                    "kappa",
+                    "within_1.5",
+                    _at(s),
+                    pooled=True,
+                )
+                for s in (4, 8)
+            ),
+            *(
+                Claim(
+                    f"Share with kappa-hat <= 2, s = {s} (section 2)",
+                    0.97,
+                    0.97,
+                    2,
+                    "kappa",
+                    "within_2",
+                    _at(s),
+                    pooled=True,
+                )
+                for s in (4, 8)
+            ),
+            Claim(
+                "Max-mass is the pool's best, s = 4 (section 2)",
+                0.39,
+                0.39,
+                2,
+                "kappa",
+                "attained",
+                _at(4),
+                pooled=True,
+            ),
+            Claim(
+                "Max-mass is the pool's best, s = 8 (section 2)",
+                0.21,
+                0.21,
+                2,
+                "kappa",
+                "attained",
+                _at(8),
+                pooled=True,
+            ),
+            Claim("Share with kappa-hat <= 1.5, s = 4 (section 2)", 0.75, 0.95, 2, "kappa", "within_1.5", _at(4)),
+            Claim("Share with kappa-hat <= 2, s = 4 (section 2)", 0.91, 1, 2, "kappa", "within_2", _at(4)),
+            Claim(
+                "Median kappa-hat inside <= 1.5, s = 4 (section 2)",
+                1.00,
+                1.03,
+                2,
+                "kappa",
+                "inside_median",
+                _at(4),
+                count="n_inside",
+            ),
+            Claim(
+                "p90 of kappa-hat inside <= 1.5, s = 4 (section 2)",
+                1.14,
+                1.28,
+                2,
+                "kappa",
+                "inside_p90",
+                _at(4),
+                count="n_inside",
+            ),
+        ],
+    ),
+    Section(
+        "Balance",
+        "One-swaps stop where no single swap helps. A model with heads where one key carries a very large "
+        "value can have more such dead ends than the paper's families; the quartiles in tables/recovered.md "
+        "show them before the median does.",
+        [
+            Claim(
+                f"Median share of the closable gap that balance recovers, s = {s} (section 2)",
+                1.00,
+                1.00,
+                2,
+                "recovered",
+                "recovered",
+                {"s": str(s)},
+                count="closable",
+            )
+            for s in (4, 8, 16, 32)
+        ],
+    ),
+    Section(
+        "Prediction by dropped mass",
+        "The ranking is a property of a model's heads: other architectures and sizes place and shape the flat heads "
+        "differently, and few layers and heads leave few flat cells to rank. The paper's summary names no budget "
+        "for the first and the last claim; s = 8 stands here, the others below and in the tables.",
+        [
+            Claim(
+                "AUC of dropped mass for kappa-hat > 1.11, s = 8 (section 3)",
+                0.76,
+                0.89,
+                2,
+                "prediction",
+                "auc",
+                _at(8),
+            ),
+            Claim(
+                "Cell-level AUC of median dropped mass, s = 8 (section 3)",
+                0.82,
+                0.94,
+                2,
+                "prediction",
+                "cell_auc",
+                _at(8),
+                count="cells",
+            ),
+            Claim(
+                "Spearman of Phi with ES_pool, s = 8 (section 3)", 0.80, 0.98, 2, "prediction", "spearman_phi", _at(8)
+            ),
+        ],
+        [("prediction", "auc"), ("prediction", "spearman_phi")],
+    ),
+    Section(
+        "Content arms",
+        "The arms are other texts than the paper's, and fewer contexts of each; how a model meets a kind of text "
+        "depends on what it was trained on.",
+        [
+            Claim("AUC in each arm, s = 8 (section 3)", 0.76, 0.89, 2, "content_arms", "auc", _at(8)),
+            Claim(
+                "Median kappa-hat of code among the arms, s = 8 (section 3, Table 2)",
+                0,
+                1.06,
+                2,
+                "content_arms",
+                "median",
+                _at(8),
+                arm="code",
+            ),
+        ],
+    ),
+    Section(
+        "Certificates over all keys",
+        "The paper's share is of the instances it solved, with its own solver, sizes and time limit; with another "
+        "time limit and another sample the share that ends in a proof differs, and a time-out says nothing.",
+        [
+            Claim(
+                "ES_pool proved best over all keys (section 2)",
+                0.37,
+                0.37,
+                2,
+                "certificates",
+                "pool_proved",
+                {"s": ALL_BUDGETS},
+                pooled=True,
+                count="sampled",
+            ),
+            Claim(
+                "A materially better set than ES_pool's found (section 2)",
+                0.049,
+                0.049,
+                3,
+                "certificates",
+                "pool_beaten",
+                {"s": ALL_BUDGETS},
+                pooled=True,
+                count="sampled",
+            ),
+        ],
+    ),
+]
+
+
+def write_summary(path: str | os.PathLike, tables: Mapping[str, pd.DataFrame], metadata: dict) -> Path:
+    """Write `build_summary` under `path`."""
+    write_text(path, build_summary(tables, metadata))
+    return Path(path)
+
+
+def build_summary(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
+    """The summary as markdown.
+
+    Parameters
+    ----------
+    tables : as `build_tables` returns them or `read_tables` reads them
+    metadata : dict
+        Provenance, with `run` (name) and `statistics` (resamples, seed).
+
+    Returns
+    -------
+    str
+        The same bytes for the same tables and metadata: no date.
+    """
+    parts = [_header(tables, metadata)]
+    for section in SECTIONS:
+        lines = [line for claim in section.claims for line in judge(claim, tables)]
+        parts.append(f"## {section.title}\n")
+        parts.append(
+            _table(
+                ["claim", "where", "paper", "here [95%]", "instances", "inputs", "point", "interval"],
+                lines,
+            )
+        )
+        parts += [_by_budget(tables, *source) for source in section.by_budget]
+        parts.append(f"Why a difference may be real: {section.why}\n")
+    parts.append(_invariants(tables["invariants"]))
+    parts.append(f"Provenance: {provenance_line(metadata)}\n")
+    return "\n".join(parts)
+
+
+def judge(claim: Claim, tables: Mapping[str, pd.DataFrame]) -> list[list[str]]:
+    """Lines of the summary for one claim: claim, where, paper, measured, instances, inputs, verdict, interval."""
+    lines = []
+    for where, row, others in _rows(claim, tables):
+        value, low, high = (float(row[f"{claim.column}{end}"]) for end in ("", "_low", "_high"))
+        known = not math.isnan(low) and not math.isnan(high)
+        bottom, top = claim.band
+        if math.isnan(value) or (claim.whole and not known):
+            reason = _reason(str(row.get("note", "")), claim)
+            lines.append([claim.text, where, claim.printed, reason, *_counts(row, claim), ABSENT, "none"])
+            continue
+        inside = bottom <= value <= top
+        if claim.whole:
+            inside = bottom <= low and high <= top
+        measured = interval_text(value, low, high)
+        if claim.arm:
+            larger = [f"{arm} {number(other)}" for arm, other in others if other > value]
+            inside = inside and not larger
+            measured += f" (larger: {', '.join(larger)})" if larger else " (the largest)"
+        lines.append(
+            [
+                claim.text,
+                where,
+                claim.printed,
+                measured,
+                *_counts(row, claim),
+                INSIDE if inside else OUTSIDE,
+                _overlap(low, high, bottom, top) if known else "none",
+            ]
+        )
+    return lines or [[claim.text, "–", claim.printed, "–", "–", "–", ABSENT, "none"]]
+
+
+def _rows(claim: Claim, tables: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, pd.Series, list]]:
+    """Rows of the table that a claim is about, how to name each, and the values of the model's other arms."""
+    table = tables.get(claim.table)
+    if table is None or len(table) == 0:
+        return
+    for name, wanted in claim.where.items():
+        table = table[table[name] == wanted]
+    table = table[(table["model"] == ALL_MODELS) == claim.pooled]
+    for _, row in table.iterrows():
+        if claim.arm and row["arm"] != claim.arm:
+            continue
+        where = f"{row['model']}, {row['arm']}" if "arm" in row else str(row["model"])
+        others = table[table["model"] == row["model"]]
+        yield where, row, list(zip(others["arm"], others[claim.column], strict=True)) if claim.arm else []
+
+
+def _counts(row: pd.Series, claim: Claim) -> list[str]:
+    if claim.count == "closable":
+        count = row["n"] - row["nothing_to_close"]
+    else:
+        count = row[claim.count]
+    unit = " cells" if claim.count == "cells" else ""
+    return [f"{int(count):,}{unit}", f"{int(row['inputs']):,}"]
+
+
+def _reason(note: str, claim: Claim) -> str:
+    """Why there is no figure: what the note says of this column, else of the whole row."""
+    for start in (f"{claim.column}: ", "no interval", "none sampled"):
+        for part in note.split("; "):
+            if part.startswith(start):
+                return part.removeprefix(f"{claim.column}: ")
+    return "–"
+
+
+def _overlap(low: float, high: float, bottom: float, top: float) -> str:
+    if low > top:
+        return "above the band"
+    if high < bottom:
+        return "below the band"
+    return "within the band" if bottom <= low and high <= top else "overlaps the band"
+
+
+def _by_budget(tables: Mapping[str, pd.DataFrame], name: str, column: str) -> str:
+    table = tables[name]
+    table = table[(table["against"] == "es_pool") & (table["model"] != ALL_MODELS)]
+    words = []
+    for model in dict.fromkeys(table["model"]):
+        rows = table[table["model"] == model]
+        values = ", ".join(
+            f"{number(value)} ({'all budgets' if s == ALL_BUDGETS else f's = {s}'})"
+            for s, value in zip(rows["s"], rows[column], strict=True)
+        )
+        words.append(f"{model} {values}")
+    return f"By budget (column {column} of tables/{name}.md): {'; '.join(words)}.\n"
+
+
+def _invariants(table: pd.DataFrame) -> str:
+    row = table[(table["model"] == ALL_MODELS) & (table["s"] == ALL_BUDGETS)].iloc[0]
+    broken = int(row["violations"])
+    lines = [
+        [
+            "Lemma 2.1: es(A*_s) <= 2 D m_s on every instance (section 1)",
+            "ratio at most 1",
+            f"largest ratio {number(float(row['largest_error_over_bound']))}",
+            f"{int(row['n']):,}",
+            INSIDE if broken == 0 else OUTSIDE,
+        ],
+        [
+            "kappa-hat >= 1 on every instance (section 1)",
+            "at least 1",
+            f"least {float(row['least_kappa_hat']):.12g}",
+            f"{int(row['n']):,}",
+            INSIDE if broken == 0 else OUTSIDE,
+        ],
+        [
+            "Balance is never below the exact minimum over the same candidates",
+            "ratio at least 1",
+            f"least ratio {float(row['least_balance_over_pool']):.12g}",
+            f"{int(row['n']):,}",
+            INSIDE if broken == 0 else OUTSIDE,
+        ],
+    ]
+    return (
+        "## What must hold\n\n"
+        + _table(["relation", "paper", "here", "instances", "verdict"], lines)
+        + (
+            "\nThese are theorems, checked on all instances before any table is made; rounding of 1e-9 is allowed. A "
+            "difference here would be an error.\n"
+        )
+    )
+
+
+def _header(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
+    total = tables["invariants"]
+    total = total[total["model"] == ALL_MODELS]
+    whole = total[total["s"] == ALL_BUDGETS].iloc[0]
+    arms = tables["content_arms"]
+    sizes = {arm: sorted(set(rows["inputs"])) for arm, rows in arms.groupby("arm", sort=True)}
+    counts = ", ".join(f"{arm} {' or '.join(map(str, some))}" for arm, some in sizes.items())
+    fewest = min(min(some) for some in sizes.values())
+    draws = metadata["statistics"]
+    models = ", ".join(dict.fromkeys(arms["model"]))
+    budgets = ", ".join(s for s in total["s"] if s != ALL_BUDGETS)
+    revisions = [
+        f"{model.get('name')} at {model['revision']}" for model in metadata.get("models", []) if model.get("revision")
+    ]
+    seeds = ", ".join(f"{name} {seed}" for name, seed in (metadata.get("seeds") or {}).items())
+    if fewest < 2:
+        width = "An arm with one input has no spread to resample, so figures over it stand without an interval."
+    else:
+        narrow = 1 - math.sqrt((fewest - 1) / fewest)
+        width = (
+            f"With {fewest} inputs in the smallest arm, such intervals come out about {100 * narrow:.0f}% too narrow."
+        )
+    lines = [
+        f"# Run {metadata.get('run', '')}: the paper's claims beside what was measured here".replace("Run :", "Run:"),
+        "",
+        'Paper: "Trust the Mass: Forced Weights in KV-Cache Eviction", arXiv 2608.25230.',
+        "",
+        f"- Models: {models}",
+        *([f"- Revisions: {'; '.join(revisions)}"] if revisions else []),
+        f"- Inputs (contexts) in each model: {counts}",
+        f"- Instances (one attention row at one budget): {int(whole['n']):,}; budgets s = {budgets}",
+        f"- Versions: {provenance_line({**metadata, 'seeds': {}, 'statistics': {}, 'models': []})}",
+        f"- Seeds: {seeds + ', ' if seeds else ''}bootstrap {draws['seed']}",
+        "",
+        f"An interval is the 95% percentile interval of {draws['resamples']:,} resamples of the inputs within each "
+        f"arm. {width}",
+        "",
+        f'"{INSIDE}" and "{OUTSIDE}" are about the point (about the interval where the claim is): the paper\'s band, '
+        "taken to half a unit of its last printed digit. The last column says how the interval lies to that band. "
+        "kappa-hat = error of the heaviest keys / least error over the enumerated kept sets; c-hat = 1 - 1/kappa-hat, "
+        "the share of the error that a better choice of keys would remove. All models together means all instances, "
+        "each counting once.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows) + "\n"
