@@ -3,8 +3,7 @@
 Names load on first use, so that `import contourkv` costs next to nothing.
 """
 
-from importlib import import_module
-
+from .lazy import loader
 from .provenance import VERSION as __version__
 
 _HOME = {
@@ -23,13 +22,7 @@ _HOME = {
 
 __all__ = ["__version__", *_HOME]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'contourkv' has no attribute {name!r}")
-    value = getattr(import_module(f"contourkv.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = loader(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -4,8 +4,7 @@
 transformers when they are first asked for.
 """
 
-from importlib import import_module
-
+from ..lazy import loader
 from .rows import LayerRows, Row
 from .shard import Shard, write_shard
 
@@ -13,8 +12,4 @@ _HOME = {"capture_rows": "recording", "capture_contexts": "job"}
 
 __all__ = ["LayerRows", "Row", "Shard", "capture_contexts", "capture_rows", "write_shard"]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'contourkv.capture' has no attribute {name!r}")
-    return getattr(import_module(f"contourkv.capture.{_HOME[name]}"), name)
+__getattr__ = loader(__name__, _HOME)

@@ -1,6 +1,6 @@
 """Exact best kept sets: over a pool, and a certificate over all keys."""
 
-from importlib import import_module
+from ..lazy import loader
 
 _HOME = {
     "MassPool": "pool",
@@ -14,8 +14,4 @@ _HOME = {
 }
 __all__ = list(_HOME)
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'contourkv.enumeration' has no attribute {name!r}")
-    return getattr(import_module(f"contourkv.enumeration.{_HOME[name]}"), name)
+__getattr__ = loader(__name__, _HOME)

@@ -1,6 +1,6 @@
 """From instances to tables: kappa-hat, c-hat, AUC, Spearman, with intervals over inputs; pandas in, pandas out."""
 
-from importlib import import_module
+from ..lazy import loader
 
 _HOME = {
     "Estimate": "bootstrap",
@@ -26,8 +26,4 @@ _HOME = {
 }
 __all__ = list(_HOME)
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'contourkv.statistics' has no attribute {name!r}")
-    return getattr(import_module(f"contourkv.statistics.{_HOME[name]}"), name)
+__getattr__ = loader(__name__, _HOME)

