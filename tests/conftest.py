@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from contourkv import Instance
 
-settings.register_profile(
-    "contourkv", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("contourkv", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("contourkv")
 
 

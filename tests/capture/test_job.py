@@ -7,14 +7,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from tiny_models import build, ids_of
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from tiny_models import build, ids_of  # noqa: E402
-
-from contourkv.capture import Shard, capture_contexts, capture_rows, job  # noqa: E402
-from contourkv.errors import ContourKVError, InvalidInput  # noqa: E402
+from contourkv.capture import Shard, capture_contexts, capture_rows, job
+from contourkv.errors import ContourKVError, InvalidInput
 
 POSITIONS = [7, 30]
 

@@ -6,21 +6,18 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import EAGER, SPECIAL, VOCABULARY, WINDOW, WINDOWS, build, ids_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from tiny_models import EAGER, SPECIAL, VOCABULARY, WINDOW, WINDOWS, build, ids_of  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
-
-from contourkv.capture import capture_rows  # noqa: E402
-from contourkv.capture import recording as module  # noqa: E402
-from contourkv.capture.recording import EAGER_BLOCK, Recorder, recording  # noqa: E402
-from contourkv.errors import ContourKVError, InvalidInput, InvariantBroken  # noqa: E402
-from contourkv.models.geometry import attention_geometry  # noqa: E402
+from contourkv.capture import capture_rows
+from contourkv.capture import recording as module
+from contourkv.capture.recording import EAGER_BLOCK, Recorder, recording
+from contourkv.errors import ContourKVError, InvalidInput, InvariantBroken
+from contourkv.models.geometry import attention_geometry
 
 LENGTH = 64
 IDS = ids_of(LENGTH)
@@ -154,13 +151,16 @@ def test_one_token():
         np.testing.assert_array_equal(rows.p, np.ones((1, 4, 1)))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("architecture", SPECIAL)
-def test_rows_on_cuda_are_the_rows_on_the_cpu(architecture):
+def test_every_device_gives_the_rows_of_the_cpu(architecture, device):
     model = build(architecture)
     here = capture_rows(model, IDS, POSITIONS)
-    for cpu, cuda in zip(here, capture_rows(model.cuda(), IDS, POSITIONS), strict=True):
-        np.testing.assert_allclose(cpu.p, cuda.p, atol=1e-4)
+    for ours, theirs in zip(here, capture_rows(model.to(device), IDS, POSITIONS), strict=True):
+        np.testing.assert_allclose(ours.p, theirs.p, atol=1e-4)
 
 
 # Memory

@@ -107,7 +107,7 @@ def build_contexts(
                 "more text into a token than is provided for"
             )
         end = window.start + encoding.offsets[length - 1][1]
-        origin = {**source, "file": document.file, "start_char": window.start, "end_char": end}
+        origin = {**source, "seed": seed, "file": document.file, "start_char": window.start, "end_char": end}
         if document.parts:
             origin["conversations"] = [
                 {"id": name, "start_char": max(window.start - first, 0), "end_char": min(end, last) - first}

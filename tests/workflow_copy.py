@@ -1,0 +1,61 @@
+"""A copy of the repository in which the workflow runs, and what it plans there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PARTS = ["Snakefile", "workflow", "profiles", "config", "src", "envs", "requirements.lock"]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of the workflow and the package in a folder of its own."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Copy:
+        folder.mkdir(parents=True)
+        for part in PARTS:
+            source = ROOT / part
+            if source.is_dir() and not source.is_symlink():
+                # with __pycache__ and its time stamps: numba need not compile again
+                shutil.copytree(source, folder / part, symlinks=True)
+            else:
+                shutil.copy2(source, folder / part, follow_symlinks=False)
+        return cls(folder)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess:
+        """Call snakemake in the copy; the copy's package is the one that is imported."""
+        return subprocess.run(
+            [sys.executable, "-m", "snakemake", *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(self.folder / "src")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def plan(self, *configs: str, more: dict | None = None) -> dict[str, int]:
+        """Jobs that a run would do, by rule; `more` is merged over the config files."""
+        if more is not None:
+            (self.folder / "more.yaml").write_text(yaml.safe_dump(more))
+            configs = (*configs, "more.yaml")
+        done = self.run("-n", *(["--configfile", *configs] if configs else []))
+        assert done.returncode == 0, done.stdout
+        table = re.search(r"^job +count\n-+ +-+\n((?:\w+ +\d+\n)+)", done.stdout, re.MULTILINE)
+        if table is None:
+            assert "Nothing to be done" in done.stdout, done.stdout
+            return {}
+        jobs = {name: int(count) for name, count in (line.split() for line in table[1].splitlines())}
+        return {name: count for name, count in jobs.items() if name not in ("all", "total")}

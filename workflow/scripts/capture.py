@@ -1,0 +1,17 @@
+"""Rows and values of every context of one model and arm: one shard a context."""
+
+from pathlib import Path
+
+from contourkv.logfile import logged
+
+with logged(snakemake.log[0]):
+    from contourkv.capture import capture_contexts
+
+    capture_contexts(
+        Path(snakemake.input.model[0]).parent,
+        snakemake.input.contexts,
+        snakemake.params.positions,
+        list(snakemake.output),
+        device=snakemake.params.device,
+        model_name=snakemake.wildcards.model,
+    )

@@ -1,0 +1,8 @@
+"""All rows of one shard at all budgets, by every rule and exactly over the candidate families."""
+
+from contourkv.logfile import logged
+
+with logged(snakemake.log[0]):
+    from contourkv.measurement import measure_file
+
+    measure_file(snakemake.input[0], snakemake.output[0], snakemake.params.enumeration)
