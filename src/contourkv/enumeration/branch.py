@@ -246,7 +246,7 @@ class Search:
         n, s = self._problem.mass.size, self._kept.size
         found = swap_descent(self._gram.row, self._problem.mass, np.sort(start), 0, n)
         _offer(self._problem, found.astype(np.int32), np.empty(self._problem.g.shape[1]), self._kept, self._levels)
-        self._levels[WORK] += 30.0 * s * n
+        self._levels[WORK] += 30.0 * s * n + 2e5
 
     def run(self, work: float, deadline: float) -> bool:
         """Search on until the tree is exhausted, `self.work` reaches `work`, or the clock passes `deadline`.

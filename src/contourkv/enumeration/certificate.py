@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -192,15 +193,15 @@ class _Found:
     cuts: int
 
 
+@cache
 def _load(method: str) -> None:
     """Load or compile what the method needs, before its clock starts."""
     if method == "outer":
         import ortools.sat.python.cp_model  # noqa: F401
-    elif not _load.__dict__.get("compiled"):
+    else:
         search = Search(np.array([[1.0], [-0.5], [-0.5]]), np.full(3, 1 / 3), np.array([0]), 0.1)
         search.explore(0, 1.0, np.inf)
         search.run(search.work + 1.0, np.inf)
-        _load.compiled = True
 
 
 def _by_branch(instance, kept, started, time_limit, tolerance, negligible, seed, workers) -> _Found:

@@ -87,11 +87,11 @@ def presolve(
         if bound > best:
             best = bound
             directions.append(direction)
+        total = g[inside].sum(axis=0) + g[taken].sum(axis=0)
         if 0 < places < free.size:
             last, following = cost[ranked[places - 1]], cost[ranked[places]]
             outside[free[bound + cost[free] - last > slack]] = True
             inside[taken[bound - cost[taken] + following > slack]] = True
-        total = g[inside].sum(axis=0) + g[taken].sum(axis=0)
         length = np.linalg.norm(total)
         if length == 0.0:
             break
