@@ -523,7 +523,8 @@ BUILDERS: dict[str, tuple[Callable[[_Run], Rows], str]] = {
         _pools,
         "How often the least error known is below that over the enumerated families (beaten) and over their mass pools "
         "alone (mass_pool_beaten), and the relative gain there; which method has the least error; how many kept sets "
-        "were enumerated per instance.",
+        "were enumerated per instance. A certificate is known for the sampled rows alone: their shares, over all keys, "
+        "are in the table certificates (pool_beaten).",
     ),
     "invariants": (
         _invariants,
