@@ -23,10 +23,10 @@ class Copy:
     folder: Path
 
     @classmethod
-    def make(cls, folder: Path) -> Copy:
+    def make(cls, folder: Path, original: Path = ROOT) -> Copy:
         folder.mkdir(parents=True)
         for part in PARTS:
-            source = ROOT / part
+            source = original / part
             if source.is_dir() and not source.is_symlink():
                 # with __pycache__ and its time stamps: numba need not compile again
                 shutil.copytree(source, folder / part, symlinks=True)

@@ -16,7 +16,7 @@ AGAIN = ("tiny-llama", "tiny-gemma3")
 @pytest.fixture(scope="module")
 def again(finished, tmp_path_factory) -> Copy:
     """A run in another folder, of two models from their contexts on; what the others left is taken over."""
-    copy = Copy.make(tmp_path_factory.mktemp("again") / "another-name")
+    copy = Copy.make(tmp_path_factory.mktemp("again") / "another-name", finished.folder)
     kept = [finished.folder / "resources"]
     for stage in ("contexts", "shards", "instances", "certificates"):
         kept += [path for path in (finished.folder / RESULTS / stage).iterdir() if path.name not in AGAIN]
