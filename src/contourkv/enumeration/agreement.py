@@ -43,6 +43,7 @@ def methods_agree(instance: Instance, s: int, time_limit: float, tolerance: floa
         if proof.error < exact - room or (proof.proved and proof.error > exact + room):
             raise InvariantBroken(
                 f"s = {s} on {row.size} keys: all subsets give the least error {exact:.17g}, {method} "
-                f"{'proves' if proof.proved else 'finds'} {proof.error:.17g}"
+                f"{'proves' if proof.proved else 'finds'} {proof.error:.17g}; one of them is wrong: please report it "
+                "(certificate.cross_check: 0 goes on without this check)"
             )
     return all(proof.proved for proof in proofs.values())

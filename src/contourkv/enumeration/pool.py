@@ -180,10 +180,10 @@ def best_in_families(
         raise InvalidInput(f"families: expected at least one family, each with budget {s}")
     if swap_keys <= s:
         raise InvalidInput(f"swap_keys: expected more than the budget {s}, got {swap_keys}")
-    widest = max([swap_keys, *(family.pool for family in families)])
-    keys = instance.order[:widest]
+    around = any(isinstance(family, Neighbourhood) for family in families)
+    keys = instance.order[: max(swap_keys if around else s + 1, *(family.pool for family in families))]
     ranked = RankedRow(np.ascontiguousarray(instance.g[keys]), np.ascontiguousarray(instance.p[keys]))
-    found = ranked.search(s, families, min(swap_keys, instance.size))
+    found = ranked.search(s, families, min(swap_keys, keys.size))
     return PoolResult(
         kept=np.sort(keys[found.pool.kept]),
         error=found.pool.error,
