@@ -80,6 +80,10 @@ def test_one_key_row_has_no_budget():
         ([0.5, 0.5], [[0.0], [np.inf]], "v: the value of key 1"),
         ([1.0, 0.0], np.zeros((2, 2)), "p: weight 1 is not positive"),
         ([0.5, 0.4], np.zeros((2, 2)), "p: the weights sum to 0.9"),
+        ("row", np.zeros((2, 2)), "p: expected an array of real numbers"),
+        ([0.5, 0.5], [[1.0, 2.0], [1.0]], "v: expected an array of real numbers"),
+        ([0.5, 0.5], [[1e155], [0.0]], "v: the largest value is 1e\\+155 in size"),
+        ([0.5, 0.5], [[1e-155], [0.0]], "v: the largest value is 1e-155 in size"),
     ],
 )
 def test_bad_rows_are_named(p, v, says):
@@ -93,7 +97,7 @@ def test_bad_kept_sets_are_named(kept, rng):
         forced_error(random_row(rng, 5, 2), kept)
 
 
-@pytest.mark.parametrize("s", [0, -1, 5, 6, 1.5, True])
+@pytest.mark.parametrize("s", [0, -1, 5, 6, 1.5, True, "abc", None, float("nan"), [3]])
 def test_bad_budgets_are_named(s, rng):
     with pytest.raises(InvalidInput, match="s: expected a whole number from 1 to 4"):
         dropped_mass(random_row(rng, 5, 2), s)

@@ -306,7 +306,9 @@ def draw_certificate(table: pd.DataFrame) -> Figure:
         figure.supylabel("sampled instances", fontsize=9)
         keys = [
             Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label)
-            for (_, colour, hatch), label in zip(outcomes, ["proved optimal", "improved", "time-out"], strict=True)
+            for (_, colour, hatch), label in zip(
+                outcomes, ["none better: proved", "a better set found", "time-out"], strict=True
+            )
         ]
         _legend(figure, keys)
     return figure

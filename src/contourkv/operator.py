@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from .errors import InvalidInput
 
 SUM_TOLERANCE = 1e-9
+LARGEST_VALUE = 1e140
 
 
 class Instance:
@@ -43,12 +44,12 @@ class Instance:
     Raises
     ------
     InvalidInput
-        Wrong shapes, no key, NaN or infinity, a weight <= 0, weights that do not sum to 1.
+        Not numbers, wrong shapes, no key, NaN or infinity, a weight <= 0, weights that do not sum to 1, values
+        whose squares float64 cannot hold.
     """
 
     def __init__(self, p: ArrayLike, v: ArrayLike) -> None:
-        p = np.array(p, dtype=np.float64)
-        v = np.array(v, dtype=np.float64)
+        p, v = _float64("p", p), _float64("v", v)
         if p.ndim != 1 or p.size == 0:
             raise InvalidInput(f"p: expected a non-empty vector of weights, got shape {p.shape}")
         if v.ndim != 2 or v.shape[0] != p.size:
@@ -60,9 +61,18 @@ class Instance:
             raise InvalidInput(f"v: the value of key {bad} holds a number that is not finite")
         if (p <= 0).any():
             raise InvalidInput(f"p: weight {int(np.argmax(p <= 0))} is not positive; leave masked keys out")
+        largest = np.abs(v).max(initial=0.0)
+        if largest and not 1 / LARGEST_VALUE <= largest <= LARGEST_VALUE:
+            raise InvalidInput(
+                f"v: the largest value is {largest:.3g} in size, squares need {1 / LARGEST_VALUE:g} to "
+                f"{LARGEST_VALUE:g}; scale the values"
+            )
         total = p.sum()
         if abs(total - 1.0) > SUM_TOLERANCE:
-            raise InvalidInput(f"p: the weights sum to {total:.12g}, expected 1 within {SUM_TOLERANCE:g}")
+            raise InvalidInput(
+                f"p: the weights sum to {total:.12g}, expected 1 within {SUM_TOLERANCE:g}; of a float32 softmax, "
+                "convert to float64 and divide by the sum"
+            )
         self.p = p / total
         self.v = v
         self.p.setflags(write=False)
@@ -95,10 +105,27 @@ def mass_order(p: np.ndarray) -> np.ndarray:
     return np.argsort(-p, axis=-1, kind="stable")
 
 
+def _float64(name: str, value: ArrayLike) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"of type {array.dtype}")
+        return np.array(array, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InvalidInput(f"{name}: expected an array of real numbers, got one that is not ({error})") from None
+
+
+def whole_number(name: str, value: object) -> int:
+    """Return `value` as an int if it is a whole number; raise InvalidInput, naming the argument, otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InvalidInput(f"{name}: expected a whole number, got {value!r}")
+    return int(value)
+
+
 def check_budget(s: int, size: int) -> int:
     """Return `s` as an int if 1 <= s < size; raise InvalidInput otherwise."""
-    if isinstance(s, bool) or int(s) != s or not 1 <= s < size:
-        raise InvalidInput(f"s: expected a whole number from 1 to {size - 1} (of {size} visible keys), got {s}")
+    if isinstance(s, bool) or not isinstance(s, int | np.integer) or not 1 <= s < size:
+        raise InvalidInput(f"s: expected a whole number from 1 to {size - 1} (of {size} visible keys), got {s!r}")
     return int(s)
 
 

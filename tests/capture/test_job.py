@@ -159,3 +159,11 @@ def test_shards_before_a_failure_are_kept(tmp_path, folder, contexts, loads, mon
     capture_contexts(folder, "contexts.json", POSITIONS, outputs)
     assert outputs[0].stat().st_mtime_ns == kept
     Shard(outputs[1]).verify()
+
+
+def test_weights_that_are_not_those_prepared_are_refused(folder, tmp_path, contexts):
+    weights = folder / "model.safetensors"
+    (folder / "source.json").write_text(json.dumps({"files": {"model.safetensors": "0" * 64}}))
+    with pytest.raises(InvalidInput, match=rf"{weights}: is not the file that was prepared"):
+        capture_contexts(folder, "contexts.json", POSITIONS, outputs_in(tmp_path))
+    assert not any(output.exists() for output in outputs_in(tmp_path))

@@ -152,3 +152,21 @@ def test_bad_neighbourhoods_are_named(free, pool):
 def test_families_of_another_budget_are_refused(rng):
     with pytest.raises(InvalidInput, match="each with budget 4"):
         best_in_families(random_row(rng, 20, 3), 4, [MassPool(5, 0, 10)])
+
+
+def test_large_budgets_need_no_other_argument(rng):
+    instance = random_row(rng, 400, 3)
+    assert best_in_pool(instance, 300, 301).subsets == 301
+    assert best_in_pool(random_row(rng, 5000, 3), 1, 5000).complete
+
+
+@pytest.mark.parametrize("s, pool", [(8, 200), (32, 128), (64, 400)])
+def test_a_pool_that_cannot_be_searched_is_refused_before_it_starts(s, pool, rng):
+    with pytest.raises(InvalidInput, match="take a smaller pool"):
+        best_in_pool(random_row(rng, 400, 3), s, pool)
+
+
+@pytest.mark.parametrize("pool", [None, "8", 3.7, float("nan")])
+def test_a_pool_size_that_is_no_number_is_named(pool, rng):
+    with pytest.raises(InvalidInput, match="pool_size: expected a whole number"):
+        best_in_pool(random_row(rng, 20, 3), 3, pool)

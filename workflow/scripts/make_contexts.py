@@ -16,5 +16,6 @@ with logged(snakemake.log[0]):
         params.length,
         params.contexts,
         params.seed,
+        hashes=params.hashes,
     )
     write_contexts(snakemake.output[0], contexts, model=snakemake.wildcards.model, seed=params.seed)

@@ -13,4 +13,5 @@ with logged(snakemake.log[0]):
         wheels=Path(snakemake.params.wheels),
         folder=Path(snakemake.output[0]).parent,
         lock=Path(snakemake.params.hub_lock),
+        hashes=snakemake.params.hashes,
     )

@@ -72,6 +72,12 @@ def capture_contexts(
         except InvalidInput as error:
             raise InvalidInput(f"{contexts}: context {context.arm}/{context.index:03d}: {error}") from error
     files = _file_digests(folder)
+    for file, digest in ((read_source(folder) or {}).get("files") or {}).items():
+        if files.get(file, digest) != digest:
+            raise InvalidInput(
+                f"{folder / file}: is not the file that was prepared: SHA-256 {files[file][:12]}..., expected "
+                f"{digest[:12]}...; delete {folder} and prepare the model again"
+            )
 
     inputs = []
     for context in texts:

@@ -33,9 +33,11 @@ import numpy as np
 from numba import njit
 
 from ..errors import InvalidInput
-from ..operator import Instance, check_budget
-from ..selectors.swap import swap_descent, without_most_misleading
+from ..operator import Instance, check_budget, whole_number
+from ..selectors.swap import descend, error_of, without_most_misleading
 
+MOST_SETS = 10**11
+"""Sets of one family: about a minute of one core."""
 _FAST = {"nnan", "ninf", "nsz", "reassoc", "contract"}
 
 
@@ -151,7 +153,7 @@ def best_in_pool(instance: Instance, s: int, pool_size: int) -> PoolResult:
     ES_pool(s) of the paper, section 1. Cost: C(pool_size, s) subsets.
     """
     s = check_budget(s, instance.size)
-    return best_in_families(instance, s, [MassPool(s, 0, int(pool_size))])
+    return best_in_families(instance, s, [MassPool(s, 0, whole_number("pool_size", pool_size))])
 
 
 def best_in_families(
@@ -178,9 +180,9 @@ def best_in_families(
     s = check_budget(s, instance.size)
     if not families or any(family.budget != s for family in families):
         raise InvalidInput(f"families: expected at least one family, each with budget {s}")
-    if swap_keys <= s:
-        raise InvalidInput(f"swap_keys: expected more than the budget {s}, got {swap_keys}")
     around = any(isinstance(family, Neighbourhood) for family in families)
+    if around and swap_keys <= s:
+        raise InvalidInput(f"swap_keys: expected more than the budget {s}, got {swap_keys}")
     keys = instance.order[: max(swap_keys if around else s + 1, *(family.pool for family in families))]
     ranked = RankedRow(np.ascontiguousarray(instance.g[keys]), np.ascontiguousarray(instance.p[keys]))
     found = ranked.search(s, families, min(swap_keys, keys.size))
@@ -239,13 +241,13 @@ class RankedRow:
     def search(self, s: int, families: Sequence[MassPool | Neighbourhood], swap_keys: int) -> Found:
         """Run max-mass, balance from both starts and the exact search over `families` at budget s < N."""
         heaviest = self.kept_set(np.arange(s))
-        first = self.kept_set(swap_descent(self.gram, self.p, heaviest.kept, 0, swap_keys))
+        first = self.kept_set(descend(self.g, self.p, self.gram, heaviest.kept, 0, swap_keys))
         misled = without_most_misleading(self.gram, self.p, s)
-        second = self.kept_set(swap_descent(self.gram, self.p, misled, 0, swap_keys))
+        second = self.kept_set(descend(self.g, self.p, self.gram, misled, 0, swap_keys))
         splits = [f.split(self.p.size) for f in families if isinstance(f, MassPool)]
         swapped = heaviest
         for core, free in splits:
-            inside = swap_descent(self.gram, self.p, heaviest.kept, core.size, core.size + free.size)
+            inside = descend(self.g, self.p, self.gram, heaviest.kept, core.size, core.size + free.size)
             swapped = swapped.or_better(self.kept_set(inside))
         mass_pool = swapped
         for core, free in splits:
@@ -270,7 +272,13 @@ class RankedRow:
             return known.or_better(self.kept_set(np.sort(keys)))
         drop = 2 * chosen > free.size
         picked = free.size - chosen if drop else chosen
-        binomials = _binomials(free.size - free.size // 2)
+        sets = comb(free.size, picked)
+        if sets > MOST_SETS:
+            raise InvalidInput(
+                f"pool: {sets:.3g} sets of {chosen} among {free.size} free keys are more than the {MOST_SETS:.0e} that "
+                "can be searched; take a smaller pool"
+            )
+        binomials = _binomials(free.size - free.size // 2, picked)
         gram = np.ascontiguousarray(self.gram[np.ix_(keys, keys)])
         places = _search(self.g[keys], self.p[keys], gram, core.size, picked, drop, binomials, known.error)
         # Summed anew in rank order, as every other set is, so that equal sets have equal errors.
@@ -278,27 +286,13 @@ class RankedRow:
 
 
 @cache
-def _binomials(size: int) -> np.ndarray:
-    table = np.zeros((size + 1, size + 1), dtype=np.int64)
-    for n in range(size + 1):
-        for k in range(n + 1):
-            table[n, k] = min(comb(n, k), 2**62)
+def _binomials(size: int, picked: int) -> np.ndarray:
+    """C(n, k) for n <= size, k <= picked; what exceeds int64 is cut there and never reached."""
+    table = np.zeros((size + 1, picked + 1), dtype=np.int64)
+    table[:, 0] = 1
+    for n in range(1, size + 1):
+        table[n, 1:] = np.minimum(table[n - 1, 1:] + table[n - 1, :-1], 2**61)
     return table
-
-
-@njit(cache=True)
-def error_of(g, p, kept):
-    """Forced error of the keys `kept` (indices into g and p), summed in the order given."""
-    mass = 0.0
-    for i in kept:
-        mass += p[i]
-    square = 0.0
-    for c in range(g.shape[1]):
-        total = 0.0
-        for i in kept:
-            total += g[i, c]
-        square += total * total
-    return np.sqrt(square) / mass
 
 
 @njit(cache=True, fastmath=_FAST)

@@ -64,7 +64,7 @@ def prepare_model(
     -----
     source.json says: `model`, `source`, `licence`, `architecture`, `dtype` (to load and run in), `revision` (of
     wheels and folders sha256:<12 digits>, of hub models the commit), keys of the source, the `checks` made, and
-    `provenance`.
+    `provenance`; `files` holds the SHA-256 of each file beside it.
     """
     wheels, folder, lock = Path(wheels), Path(folder), Path(lock)
     source, licence, dtype = _check_spec(name, spec)
@@ -101,6 +101,9 @@ def prepare_model(
                 "architecture": check_architecture(config.get("model_type")),
                 "dtype": dtype,
                 **facts,
+                "files": {
+                    file.name: provenance.file_sha256(file) for file in sorted(scratch.iterdir()) if file.is_file()
+                },
                 "provenance": provenance.record({"model": name, **spec}, revision=facts["revision"]),
             },
         )

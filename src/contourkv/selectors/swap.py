@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import ArrayLike
 
 from ..errors import InvalidInput
-from ..operator import Instance, check_budget, check_kept
+from ..operator import Instance, check_budget, check_kept, whole_number
 
 # A swap must lower es^2 by more than rounding could, or two equal sets would trade places for ever.
 LOWERS = 1.0 - 1e-12
@@ -114,14 +114,40 @@ def without_most_misleading(gram, p, s):
     return out
 
 
-def balance(instance: Instance, s: int, candidates: int = 256, start: ArrayLike | str | None = None) -> np.ndarray:
+@njit(cache=True)
+def error_of(g, p, kept):
+    """Forced error of the keys `kept` (indices into g and p), summed in the order given."""
+    mass = 0.0
+    for i in kept:
+        mass += p[i]
+    square = 0.0
+    for c in range(g.shape[1]):
+        total = 0.0
+        for i in kept:
+            total += g[i, c]
+        square += total * total
+    return np.sqrt(square) / mass
+
+
+def descend(g: np.ndarray, p: np.ndarray, gram: np.ndarray, start: np.ndarray, first: int, stop: int) -> np.ndarray:
+    """`swap_descent` from `start`, or `start` itself where the end is no better.
+
+    The Gram form of a set far lighter than its row cancels; both ends are compared by their errors from g.
+    """
+    end = swap_descent(gram, p, start, first, stop)
+    return end if error_of(g, p, end) < error_of(g, p, start) else start
+
+
+def balance(
+    instance: Instance, s: int, candidates: int | None = None, start: ArrayLike | str | None = None
+) -> np.ndarray:
     """Keys kept by the balance rule.
 
     Parameters
     ----------
     instance : Instance
     s : budget, 1 <= s < N
-    candidates : only the `candidates` heaviest keys may enter; more than N means all
+    candidates : only so many of the heaviest keys may enter; default 256 or twice the budget, whichever is more
     start : the first kept set: None for the s heaviest keys (the paper's rule), "second" for the s heaviest
         without the single most misleading one, or s key indices
 
@@ -136,11 +162,12 @@ def balance(instance: Instance, s: int, candidates: int = 256, start: ArrayLike 
         Budget outside 1 .. N-1, fewer candidates than the budget, a start that is not s distinct candidates.
     """
     s = check_budget(s, instance.size)
-    if int(candidates) < s:
+    candidates = max(256, 2 * s) if candidates is None else whole_number("candidates", candidates)
+    if candidates < s:
         raise InvalidInput(f"candidates: expected at least the budget {s}, got {candidates}")
-    keys = instance.order[: int(candidates)]
-    g = instance.g[keys]
-    gram, p = g @ g.T, np.ascontiguousarray(instance.p[keys])
+    keys = instance.order[:candidates]
+    g, p = np.ascontiguousarray(instance.g[keys]), np.ascontiguousarray(instance.p[keys])
+    gram = g @ g.T
     if start is None:
         ranks = np.arange(s)
     elif isinstance(start, str):
@@ -156,4 +183,4 @@ def balance(instance: Instance, s: int, candidates: int = 256, start: ArrayLike 
         ranks = rank_of[given]
         if given.size != s or (ranks < 0).any():
             raise InvalidInput(f"start: expected {s} of the {keys.size} heaviest keys, got {given.size} keys")
-    return np.sort(keys[swap_descent(gram, p, ranks, 0, keys.size)])
+    return np.sort(keys[descend(g, p, gram, np.sort(ranks), 0, keys.size)])
