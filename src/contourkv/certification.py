@@ -12,11 +12,10 @@ import pandas as pd
 from .capture.shard import Shard
 from .enumeration.agreement import EXTRA_KEYS, methods_agree
 from .enumeration.certificate import certify_sample
-from .enumeration.pool import best_in_families
+from .enumeration.pool import RankedRow
 from .measurement import families_of, measured_from
-from .operator import Instance, forced_error
+from .operator import Instance
 from .progress import Progress
-from .selectors.swap import balance
 from .statistics.instances import read_instances, write_instances
 
 
@@ -44,7 +43,7 @@ def certify_file(
     InvariantBroken
         The three methods do not agree on one of the `cross_check` rows a content arm.
     """
-    families = families_of(enumeration)[budget]
+    families, swap_keys = families_of(enumeration)[budget], enumeration["swap_keys"]
     shards = {}
     for path in shard_paths:
         shard = Shard(path)
@@ -59,12 +58,8 @@ def certify_file(
         return Instance(found.p, found.v)
 
     def incumbent(instance: Instance, s: int) -> np.ndarray:
-        starts = [
-            best_in_families(instance, s, families, enumeration["swap_keys"]).kept,
-            balance(instance, s, enumeration["swap_keys"]),
-            balance(instance, s, enumeration["swap_keys"], start="second"),
-        ]
-        return min(starts, key=lambda kept: forced_error(instance, kept))
+        row = RankedRow.of(instance, max(swap_keys, *(family.pool for family in families)))
+        return np.sort(instance.order[row.search(s, families, swap_keys).best.kept])
 
     outcomes = certify_sample(
         frame,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from .capture.shard import Shard
@@ -60,12 +59,12 @@ def measure_row(
     """
     for s in families:
         check_budget(s, instance.size)
-    keys = instance.order[: max(swap_keys, *(family.pool for several in families.values() for family in several))]
-    row = RankedRow(np.ascontiguousarray(instance.g[keys]), np.ascontiguousarray(instance.p[keys]))
+    widest = max(swap_keys, *(family.pool for several in families.values() for family in several))
+    row = RankedRow.of(instance, widest)
     distance = spread(instance)
     records = []
     for s, several in families.items():
-        found = row.search(s, several, min(swap_keys, instance.size))
+        found = row.search(s, several, swap_keys)
         rules = {name: getattr(found, name).error for name in ("max_mass", "pool", "balance", "balance_second")}
         best = min(rules, key=rules.get)
         mass_pools = [family for family in several if isinstance(family, MassPool)]

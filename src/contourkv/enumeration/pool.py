@@ -183,11 +183,10 @@ def best_in_families(
     around = any(isinstance(family, Neighbourhood) for family in families)
     if around and swap_keys <= s:
         raise InvalidInput(f"swap_keys: expected more than the budget {s}, got {swap_keys}")
-    keys = instance.order[: max(swap_keys if around else s + 1, *(family.pool for family in families))]
-    ranked = RankedRow(np.ascontiguousarray(instance.g[keys]), np.ascontiguousarray(instance.p[keys]))
-    found = ranked.search(s, families, min(swap_keys, keys.size))
+    row = RankedRow.of(instance, max(swap_keys if around else s + 1, *(family.pool for family in families)))
+    found = row.search(s, families, swap_keys)
     return PoolResult(
-        kept=np.sort(keys[found.pool.kept]),
+        kept=np.sort(instance.order[found.pool.kept]),
         error=found.pool.error,
         subsets=found.subsets,
         complete=any(isinstance(f, MassPool) and f.complete(instance.size) for f in families),
@@ -220,6 +219,11 @@ class Found(NamedTuple):
     pool: KeptSet
     subsets: int
 
+    @property
+    def best(self) -> KeptSet:
+        """The set of least error; of equals, max-mass, then the pool's, then balance's."""
+        return self.max_mass.or_better(self.pool).or_better(self.balance).or_better(self.balance_second)
+
 
 class RankedRow:
     """The heaviest keys of a row in mass order, with their Gram matrix: what every search works on.
@@ -234,12 +238,22 @@ class RankedRow:
         self.g, self.p = g, p
         self.gram = g @ g.T
 
+    @classmethod
+    def of(cls, instance: Instance, count: int) -> RankedRow:
+        """The `count` heaviest keys of `instance`, or all of them if it has fewer."""
+        keys = instance.order[:count]
+        return cls(np.ascontiguousarray(instance.g[keys]), np.ascontiguousarray(instance.p[keys]))
+
     def kept_set(self, ranks: np.ndarray) -> KeptSet:
         """The set of `ranks` (sorted) with its forced error."""
         return KeptSet(ranks, float(error_of(self.g, self.p, ranks)))
 
     def search(self, s: int, families: Sequence[MassPool | Neighbourhood], swap_keys: int) -> Found:
-        """Run max-mass, balance from both starts and the exact search over `families` at budget s < N."""
+        """Run max-mass, balance from both starts and the exact search over `families` at budget s < N.
+
+        Balance swaps among the `swap_keys` heaviest keys, or among all that are here.
+        """
+        swap_keys = min(swap_keys, self.p.size)
         heaviest = self.kept_set(np.arange(s))
         first = self.kept_set(descend(self.g, self.p, self.gram, heaviest.kept, 0, swap_keys))
         misled = without_most_misleading(self.gram, self.p, s)
