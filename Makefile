@@ -4,6 +4,10 @@ CORES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The newest transformers that this was tested on; kvpress holds the main venv at 5.2.
+NEWEST ?= 5.24.0
+NEWEST_VENV := .venv-newest
+NEWEST_STAMP := $(NEWEST_VENV)/.installed-$(NEWEST)
 
 export HF_HUB_DISABLE_PROGRESS_BARS := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
@@ -14,7 +18,7 @@ export TOKENIZERS_PARALLELISM := false
 # the venv's own python, whatever else is on the caller's path
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo offline test lint format clean-results
+.PHONY: help setup demo offline test test-newest lint format clean-results
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +26,7 @@ help:
 	@echo "make demo           setup, then the default run: real small models, results in results/demo"
 	@echo "make offline        setup, then the same models with enough contexts to quote, results in results/offline"
 	@echo "make test           setup, then every test"
+	@echo "make test-newest    the package's tests on transformers $(NEWEST) without kvpress, in a venv of their own"
 	@echo "make lint           setup, then ruff, snakefmt and snakemake --lint"
 	@echo "make format         setup, then let ruff and snakefmt rewrite the files"
 	@echo "make clean-results  remove results/*/ (models and texts in resources/ stay)"
@@ -35,7 +40,7 @@ $(STAMP): pyproject.toml requirements.lock
 	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Installing contourkv and what it needs into $(VENV): one to three minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[workflow,dev]'
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[workflow,benchmark,dev]'
 	@touch $@
 
 demo: setup
@@ -48,6 +53,17 @@ offline: setup
 
 test: setup
 	$(BIN)/python -m pytest tests
+
+test-newest: $(NEWEST_STAMP)
+	CONTOURKV_WITHOUT_KVPRESS=1 $(NEWEST_VENV)/bin/python -m pytest tests/ragged tests/press tests/capture \
+	  tests/test_allocator.py tests/test_held.py tests/test_cli.py tests/test_operator.py
+
+$(NEWEST_STAMP): pyproject.toml requirements.lock
+	$(PYTHON) -m venv --clear $(NEWEST_VENV)
+	grep -viE '^(transformers|tokenizers|huggingface_hub|hf-xet|typer|typer-slim)==' requirements.lock > $(NEWEST_VENV)/constraints
+	$(NEWEST_VENV)/bin/python -m pip install --quiet --constraint $(NEWEST_VENV)/constraints --editable . \
+	  transformers==$(NEWEST) pytest hypothesis
+	@touch $@
 
 lint: setup
 	$(BIN)/ruff check .

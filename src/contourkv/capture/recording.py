@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -22,6 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from ..errors import ContourKVError, InvalidInput, InvariantBroken
+from ..models.eager import eager_attention
 from ..models.geometry import AttentionGeometry, attention_geometry
 from ..operator import SUM_TOLERANCE
 from .rows import LayerRows
@@ -331,7 +331,7 @@ def _attend_over_eager(
     attention_mask: torch.Tensor | None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
-    attend = sys.modules[type(module).__module__].eager_attention_forward
+    attend = eager_attention(module)
     blocks = []
     for start in range(0, query.shape[2], EAGER_BLOCK):
         rows = slice(start, start + EAGER_BLOCK)

@@ -1,0 +1,488 @@
+"""ContourKVPress: compresses a RaggedCache while the model reads a context, within a budget of bytes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+
+from ..allocator import WEIGHTS, Allocation, Contour, Problem, Split, allocate, weighted
+from ..errors import InvalidInput
+from ..operator import whole_number
+from ..ragged.attention import observed_masses
+from ..ragged.cache import RaggedCache
+from ..ragged.layer import RaggedLayer
+from .budget import Budget
+from .observation import value_distances, window_masses
+from .scores import ContextScorer, LayerScorer, ObservedMass, attention_modules, scorer_of
+
+POSITION_BYTES = 4  # of an entry, beside its key and value
+CACHE_ARGUMENTS = ("past_key_values", "cache")  # transformers 5.2; newer
+TABLE_BYTES = 16  # of a KV head: where its run begins and ends
+
+
+@dataclass
+class Compression:
+    """What one `with press(model)` block did.
+
+    Attributes
+    ----------
+    allocations : list of list of Allocation
+        For each compression, one per sequence of the batch: entries of every head, bytes, dropped mass.
+    """
+
+    allocations: list[list[Allocation]] = field(default_factory=list)
+
+
+class ContourKVPress:
+    """Spends a budget of bytes where attention mass would be dropped, and frees the rest.
+
+    While the model reads a context into an empty `RaggedCache`, each KV head's keys are scored and the mass that the
+    last rows put on them is observed. Then one level is found for all heads: a key stays iff what its loss would cost
+    reaches the level (see `contourkv.allocator.Contour`). First and last keys stay by rule in every head. Everything
+    else is freed, one layer at a time, before the call returns. Tokens that come later, inside the block or after it,
+    are appended.
+
+    Parameters
+    ----------
+    budget : float, int or str
+        Of each sequence: a fraction in (0, 1] of the bytes that its full cache would take, or bytes (an int, or a
+        string such as "64MiB").
+    entries : int, optional
+        Instead of `budget`: entries over all layers and KV heads.
+    compression_ratio : float, optional
+        Instead of `budget`: the fraction to remove, as in kvpress.
+    scores : str, kvpress ScorerPress or callable
+        What ranks the keys of a head: "mass" (the observed mass, needs no kvpress), "snapkv", "expected_attention",
+        "compactor", "kvzip", any kvpress ScorerPress, or f(module, hidden_states, keys, values, attentions, kwargs)
+        that returns (1, H, N) for one sequence. Where they are masses (mass, SnapKV, KVzip) they are the curve too.
+    split : Split, optional
+        How the budget is spread over heads: Contour() by default; Uniform(), AdaKV(), Pyramid(), Global() for
+        comparison.
+    weight : str
+        What a unit of dropped mass counts as in the contour: "plain", "spread" or "distance", see
+        `contourkv.allocator.weighted`.
+    rows : int
+        Last query positions whose mass is observed.
+    pool : int
+        Observed masses are averaged over this many neighbouring keys (odd; 1 leaves them as they are).
+    sinks, recent : int
+        First and last keys that every head keeps by rule.
+    floor, cap : int
+        Least and most entries of a head.
+    two_passes : bool
+        Read the context twice: once to score, letting go of each layer at once, once to fill the cache. Costs a
+        second prefill; then no moment holds more than the compressed cache and one layer's keys and values.
+    seed : int
+        Of scores that draw random numbers (Compactor).
+
+    Raises
+    ------
+    InvalidInput
+        An argument outside its range; kvpress is asked for and not installed.
+    """
+
+    def __init__(
+        self,
+        budget: float | int | str | Budget | None = None,
+        *,
+        entries: int | None = None,
+        compression_ratio: float | None = None,
+        scores: object = "mass",
+        split: Split | None = None,
+        weight: str = "distance",
+        rows: int = 64,
+        pool: int = 5,
+        sinks: int = 4,
+        recent: int = 32,
+        floor: int = 1,
+        cap: int | None = None,
+        two_passes: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.budget = Budget.of(budget, entries, compression_ratio)
+        self.scorer = scorer_of(scores, seed)
+        self.split = Contour() if split is None else split
+        if not isinstance(self.split, Split):
+            raise InvalidInput(f"split: expected one of contourkv.allocator's splits, got {split!r}")
+        if weight not in WEIGHTS:
+            raise InvalidInput(f"weight: expected one of {', '.join(WEIGHTS)}, got {weight!r}")
+        if two_passes and isinstance(self.scorer, ContextScorer):
+            raise InvalidInput("two_passes: scores that replay the context need the full cache; leave it off for them")
+        self.weight = weight
+        self.rows, self.pool = whole_number("rows", rows, 1), whole_number("pool", pool, 1)
+        if self.pool % 2 == 0:
+            raise InvalidInput(f"pool: expected an odd number of keys, got {pool}")
+        self.sinks, self.recent = whole_number("sinks", sinks, 0), whole_number("recent", recent, 0)
+        self.floor = whole_number("floor", floor, 1)
+        self.cap = None if cap is None else whole_number("cap", cap, self.floor)
+        self.two_passes = bool(two_passes)
+
+    def __repr__(self) -> str:
+        return f"ContourKVPress({self.budget}, scores={self.scorer.name!r}, split={self.split}, weight={self.weight!r})"
+
+    @property
+    def compression_ratio(self) -> float | None:
+        """Fraction removed, kvpress's word for the budget; None for a budget in bytes or entries."""
+        return 1 - float(self.budget.amount) if self.budget.kind == "fraction" else None
+
+    @contextmanager
+    def __call__(self, model: PreTrainedModel) -> Iterator[Compression]:
+        """Compress what `model` reads inside the block into an empty RaggedCache, once for each such cache.
+
+        The model computes the logits of the last position alone, unless the call asks for others. No gradients are
+        recorded inside. When the block ends, however it ends, the model is as it was; a cache whose compression did
+        not finish is empty again.
+        """
+        if not isinstance(model, PreTrainedModel):
+            raise InvalidInput(f"ContourKVPress: expected a transformers model, got {type(model).__name__}")
+        run = _Run(self, model)
+        with torch.no_grad(), run.hooked():
+            yield run.record
+
+    def prefill(
+        self,
+        model: PreTrainedModel,
+        ids: torch.Tensor,
+        cache: RaggedCache,
+        *,
+        chunk_size: int = 2048,
+        attention_mask: torch.Tensor | None = None,
+    ) -> Compression:
+        """Read a context in chunks and compress after each, so that the full cache never exists.
+
+        Later chunks attend to what the compressed cache holds, so the result is not that of one pass; scores must be
+        "mass", which alone can rank entries that were kept before. A fraction counts the tokens read so far.
+
+        Parameters
+        ----------
+        ids : int64 tensor (B, N)
+        cache : an empty RaggedCache
+        chunk_size : int
+            Tokens read at once; also bounds the peak: the budget and a chunk.
+        attention_mask : tensor (B, N), optional
+            0 at padding, which must be on the left.
+        """
+        chunk_size = whole_number("chunk_size", chunk_size, 1)
+        if not isinstance(self.scorer, ObservedMass):
+            raise InvalidInput(
+                f'prefill: expected scores="mass", got {self.scorer.name!r}; use the press as a context manager'
+            )
+        if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.shape[1] == 0:
+            raise InvalidInput("ids: expected token ids (B, N) with at least one token")
+        run = _Run(self, model, in_chunks=True)
+        with torch.no_grad(), run.hooked():
+            for start in range(0, ids.shape[1], chunk_size):
+                stop = min(start + chunk_size, ids.shape[1])
+                given = {"past_key_values": cache, "use_cache": True}
+                if attention_mask is not None:
+                    given["attention_mask"] = attention_mask[:, :stop]
+                    given["position_ids"] = (attention_mask[:, :stop].cumsum(1) - 1).clamp(min=0)[:, start:]
+                model(ids[:, start:stop], **given)
+        return run.record
+
+
+@dataclass
+class _Seen:
+    """What was observed of the n places in one layer whose entries may stay.
+
+    Attributes
+    ----------
+    scores, worth : tensor (B, H, n)
+        Scores that rank a head's keys; masses that were observed, weighted.
+    first : int
+        Position of place 0.
+    present : bool tensor (B, H, n), optional
+        False where there is no entry: padding, or evicted before.
+    cost : int
+        Bytes of an entry.
+    """
+
+    scores: torch.Tensor
+    worth: torch.Tensor
+    first: int
+    present: torch.Tensor | None
+    cost: int
+
+
+class _Run:
+    """One block of a press over one model: the hooks, and what they saw."""
+
+    def __init__(self, press: ContourKVPress, model: PreTrainedModel, in_chunks: bool = False) -> None:
+        self.press, self.model, self.in_chunks = press, model, in_chunks
+        self.record = Compression()
+        self.cache: RaggedCache | None = None  # the one being compressed
+        self.finished: list[RaggedCache] = []
+        self.seen: dict[int, _Seen] = {}
+        self.inputs: dict[int, tuple[torch.Tensor, Mapping[str, object]]] = {}
+        self.keeps: list[torch.Tensor | None] | None = None
+        self.scouting = False
+        self.attached = ExitStack()  # the scorer, while the model reads
+        self.trims_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        hooks = []
+        try:
+            hooks.append(self.model.register_forward_pre_hook(self.before, with_kwargs=True))
+            hooks.append(self.model.register_forward_hook(self.after, with_kwargs=True))
+            if isinstance(self.press.scorer, LayerScorer):
+                for module in attention_modules(self.model):
+                    hooks.append(module.register_forward_pre_hook(self.keep_inputs, with_kwargs=True))
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self.attached.close()
+            if self.cache is not None and not self.in_chunks:  # its compression did not finish
+                self._let_go(self.cache)
+                self.cache.reset()
+
+    def keep_inputs(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        if self.cache is not None or self.scouting:
+            self.inputs[module.layer_idx] = (kwargs["hidden_states"] if "hidden_states" in kwargs else args[0], kwargs)
+
+    # ------------------------------------------------------------------ around the model's forward pass
+
+    def before(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if self.scouting:
+            return None
+        cache = _cache_of(args, kwargs)
+        if any(cache is done for done in self.finished):
+            return None
+        ids = _ids_of(args, kwargs)
+        self._check(cache, ids.shape[1])
+        self.cache, self.seen = cache, {}
+        kwargs = dict(kwargs)
+        if self.trims_logits and kwargs.get("labels") is None and "logits_to_keep" not in kwargs:
+            kwargs["logits_to_keep"] = 1
+        self.attached.enter_context(self.press.scorer.attached(model, self._removed(ids.shape[1])))
+        if self.press.two_passes and not self.in_chunks:
+            self.keeps = self._scout(args, kwargs)
+        for layer in cache.layers:
+            layer.watcher = self
+        return args, kwargs
+
+    def _check(self, cache: RaggedCache, tokens: int) -> None:
+        if self.model.training:
+            raise InvalidInput("ContourKVPress: the model is in training mode; call model.eval() first")
+        past = cache.get_seq_length()
+        if past and not (self.in_chunks and cache is self.cache):
+            raise InvalidInput(
+                f"ContourKVPress: the cache holds {past} tokens of another context; reset() it, or make a new one"
+            )
+        if tokens == 0:
+            raise InvalidInput("ContourKVPress: the context is empty, expected at least one token")
+        longest = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if longest is not None and past + tokens > longest:
+            raise InvalidInput(
+                f"ContourKVPress: the context has {past + tokens} tokens, the window of {self.model.config.model_type} "
+                f"holds {longest}; make it shorter"
+            )
+
+    def _removed(self, tokens: int) -> float:
+        """Fraction of the entries that will go, about: some borrowed scores blend by it."""
+        budget = self.press.budget
+        if budget.kind == "fraction":
+            return 1 - float(budget.amount)
+        config = self.model.config.get_text_config(decoder=True)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        entries = heads * tokens * config.num_hidden_layers
+        each = 1 if budget.kind == "entries" else 2 * dim * self.model.dtype.itemsize + POSITION_BYTES
+        return max(0.0, 1 - budget.amount / (entries * each))
+
+    def after(self, model: torch.nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        if self.scouting or self.cache is None or _cache_of(args, kwargs) is not self.cache:
+            return
+        cache = self.cache
+        self._let_go(cache)
+        if isinstance(self.press.scorer, ContextScorer):
+            self._replay(cache, _ids_of(args, kwargs))
+        if self.keeps is None:
+            keeps = self._allocate(cache)
+            for index in range(len(cache.layers)):
+                cache.evict(index, keeps[index])
+                keeps[index] = None
+        self.attached.close()
+        cache.mark()
+        self.seen, self.inputs, self.keeps = {}, {}, None
+        if not self.in_chunks:
+            self.finished.append(cache)
+            self.cache = None
+
+    def _let_go(self, cache: RaggedCache) -> None:
+        for layer in cache.layers:
+            layer.watcher = None
+
+    def _scout(self, args: tuple, kwargs: dict) -> list[torch.Tensor | None]:
+        """Masks to keep, from a first pass over a cache whose layers are emptied as soon as they are seen."""
+        scratch = RaggedCache(self.model.config)
+        for layer in scratch.layers:
+            layer.watcher = self
+        given = {name: value for name, value in kwargs.items() if name not in CACHE_ARGUMENTS}
+        self.scouting = True
+        try:
+            self.model(*(scratch if isinstance(a, Cache) else a for a in args), past_key_values=scratch, **given)
+            return self._allocate(scratch)
+        finally:
+            self.scouting = False
+            self.seen = {}
+
+    def _replay(self, cache: RaggedCache, ids: torch.Tensor) -> None:
+        """Scores that need the whole context: asked of a plain cache over the same storage."""
+        plain = DynamicCache()
+        for index, layer in enumerate(cache.layers):
+            seen = self.seen[index]
+            if seen.present is not None or seen.first:
+                raise InvalidInput(
+                    f"scores {self.press.scorer.name!r}: they need every key of every layer, without padding and "
+                    "sliding windows"
+                )
+            shape = (*layer.begin.shape, layer.length)
+            plain.update(layer.frozen_keys.view(*shape, -1)[:, :, :0], layer.frozen_values.view(*shape, -1)[:, :, :0], index)
+            plain.layers[index].keys = layer.frozen_keys.view(*shape, -1)
+            plain.layers[index].values = layer.frozen_values.view(*shape, -1)
+        for index, scores in enumerate(self.press.scorer.score_context(self.model, ids, plain)):
+            seen = self.seen[index]
+            seen.scores = scores
+            if self.press.scorer.is_mass:
+                seen.worth = weighted(scores, seen.worth, self.press.weight)
+
+    # ------------------------------------------------------------------ inside a layer's attention
+
+    def first_block(
+        self,
+        layer: RaggedLayer,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        weights: torch.Tensor | None,
+        visible: torch.Tensor | None,
+        kwargs: Mapping[str, object],
+    ) -> None:
+        if self.keeps is not None and not self.scouting:
+            layer.evict(self.keeps[layer.index])
+            self.keeps[layer.index] = None
+            return
+        press, scorer = self.press, self.press.scorer
+        masses = window_masses(query, key, rows=press.rows, visible=visible, **_how(layer, query, kwargs))
+        distances = value_distances(masses, value)
+        masses = smoothed(masses, press.pool)
+        scores = masses
+        if isinstance(scorer, LayerScorer):
+            hidden, given = self.inputs.pop(layer.index)
+            scores = scorer.score(module, hidden, key, value, weights, given, visible)
+        if isinstance(scorer, ContextScorer) and scorer.is_mass:
+            worth = distances  # until the masses are there
+        else:
+            worth = weighted(scores if scorer.is_mass else masses, distances, press.weight)
+        tokens = key.shape[2]
+        first = 0 if layer.window is None else max(tokens - layer.window + 1, 0)
+        self.seen[layer.index] = _Seen(
+            scores=scores[:, :, first:],
+            worth=worth[:, :, first:],
+            first=first,
+            present=None if visible is None else visible[:, None, first:].expand(scores[:, :, first:].shape),
+            cost=_cost(key, value),
+        )
+        if self.scouting:
+            layer.evict(torch.zeros(*layer.begin.shape, tokens, dtype=torch.bool, device=key.device))
+
+    def later_block(
+        self, layer: RaggedLayer, module: torch.nn.Module, query: torch.Tensor, kwargs: Mapping[str, object]
+    ) -> None:
+        """Observe what an already compressed layer holds, from the last rows of a further chunk."""
+        rows = min(self.press.rows, query.shape[2])
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ the budget
+
+    def _allocate(self, cache: RaggedCache) -> list[torch.Tensor | None]:
+        """Keep masks (B, H, tokens seen) of all layers; each sequence is allocated by itself."""
+        press, length = self.press, cache.get_seq_length()
+        layers = [self.seen[index] for index in range(len(cache.layers))]
+        keeps = [
+            torch.zeros(*seen.scores.shape[:2], length, dtype=torch.bool, device=seen.scores.device) for seen in layers
+        ]
+        allocations = []
+        for sequence in range(len(keeps[0])):
+            columns, scores, worth, present = [], [], [], []
+            for seen in layers:
+                here = None if seen.present is None else seen.present[sequence]
+                column = torch.arange(seen.scores.shape[2], device=seen.scores.device)
+                if here is not None:
+                    column = column[here.any(dim=0)]
+                columns.append(column)
+                scores.append(seen.scores[sequence][:, column])
+                worth.append(seen.worth[sequence][:, column])
+                present.append(None if here is None else here[:, column])
+            heads = [len(one) for one in scores]
+            available = [len(column) for column in columns]
+            costs = [seen.cost for seen in layers]
+            tokens = max(available)
+            first, last = press.scorer.protected(tokens)
+            problem = Problem(
+                scores=tuple(scores),
+                masses=tuple(worth),
+                costs=tuple(costs),
+                budget=press.budget.bytes_for(heads, available, costs, TABLE_BYTES * sum(heads)),
+                sinks=max(press.sinks, first),
+                recent=max(press.recent, last),
+                floor=press.floor,
+                cap=press.cap,
+            )
+            allocation = allocate(problem, press.split)
+            for keep, seen, column, chosen in zip(keeps, layers, columns, allocation.keep, strict=True):
+                keep[sequence][:, column + seen.first] = chosen
+            allocations.append(allocation)
+        self.record.allocations.append(allocations)
+        return list(keeps)
+
+
+def smoothed(masses: torch.Tensor, pool: int) -> torch.Tensor:
+    """Masses (B, H, N) averaged over `pool` neighbouring keys, what lies outside counting as zero."""
+    if pool == 1:
+        return masses
+    return torch.nn.functional.avg_pool1d(masses, pool, stride=1, padding=pool // 2)
+
+
+def _how(layer: RaggedLayer, query: torch.Tensor, kwargs: Mapping[str, object]) -> dict[str, object]:
+    scaling = kwargs.get("scaling")
+    return {
+        "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
+        "window": layer.window,
+        "softcap": kwargs.get("softcap"),
+        "sinks": kwargs.get("s_aux"),
+    }
+
+
+def _cost(key: torch.Tensor, value: torch.Tensor) -> int:
+    return (key.shape[-1] + value.shape[-1]) * key.element_size() + POSITION_BYTES
+
+
+def _cache_of(args: tuple, kwargs: Mapping[str, object]) -> RaggedCache:
+    given = [*(kwargs.get(name) for name in CACHE_ARGUMENTS), *args]
+    cache = next((value for value in given if isinstance(value, Cache)), None)
+    if not isinstance(cache, RaggedCache):
+        raise InvalidInput(
+            "ContourKVPress: expected past_key_values=RaggedCache(model.config), got "
+            f"{'no cache' if cache is None else type(cache).__name__}"
+        )
+    return cache
+
+
+def _ids_of(args: tuple, kwargs: Mapping[str, object]) -> torch.Tensor:
+    """What the model reads: ids (B, N), or embeddings (B, N, hidden)."""
+    for name in ("input_ids", "inputs_embeds"):
+        if kwargs.get(name) is not None:
+            return kwargs[name]
+    if args and isinstance(args[0], torch.Tensor):
+        return args[0]
+    raise InvalidInput("ContourKVPress: the model was called without input_ids or inputs_embeds")

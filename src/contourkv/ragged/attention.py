@@ -1,0 +1,327 @@
+r"""Attention over a ragged layer: runs of any length per KV head, and the appended tokens, under one softmax.
+
+A query row q of KV head h at position p sees entries j of its head's frozen run and slots of its tail,
+
+    z_j = scaling * q . k_j   (c tanh(z_j / c) with a softcap c),
+    out = sum_j exp(z_j) v_j / (sum_j exp(z_j) + exp(sink)),
+
+over those that are not after p, in a sliding layer at positions > p - window, and not padding. Keys are kept rotated
+for their own positions, so their order does not matter. What is attended to in parts is joined by the parts'
+log-sum-exp: with L_a = log sum_{j in a} exp(z_j) and out_a the softmax over part a,
+
+    L = log sum_a exp(L_a),   out = sum_a exp(L_a - L) out_a,
+
+which is exact. A row that sees nothing has L = -inf and gives zeros.
+
+Two ways to the same numbers: `decode` (compiled; CPU, few query rows) and the PyTorch operations of this file, for
+every dtype, device and number of rows. Inference only: no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ..errors import InvalidInput
+
+SCORES = 2**23
+"""Scores that the PyTorch way holds at a time where it holds them: 32 MiB in float32, and at most two copies. Query
+rows go in blocks of so many; one row of every query head is the least block."""
+
+COMPILED_ROWS = 32
+
+# Private in PyTorch, but the one fused attention on the CPU that returns the log-sum-exp. None: plain products.
+FLASH: Callable | None = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    begin: torch.Tensor,
+    end: torch.Tensor,
+    tail_keys: torch.Tensor,
+    tail_values: torch.Tensor,
+    tail_length: int,
+    tail_first: int,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    tail_visible: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of the Q newest tokens, whose keys are in the tail already, over everything that a layer holds.
+
+    Parameters
+    ----------
+    query : tensor (B, Hq, Q, d), any strides
+        Rows of the last Q tokens: row i is at position tail_first + tail_length - Q + i. Query head h reads KV head
+        h // (Hq // H).
+    keys, values : tensor (T, d), (T, dv)
+        Frozen entries, in the query's dtype.
+    positions : int32 tensor (T,)
+        Position of each, ascending inside a run and before tail_first.
+    begin, end : int64 tensor (B, H)
+        Run of a sequence and KV head: entries begin[b, h] : end[b, h]. Runs may be empty or shared.
+    tail_keys, tail_values : tensor (B, H, capacity, d), (B, H, capacity, dv)
+        Appended entries: slot i is at position tail_first + i; slots from tail_length on are not read.
+    tail_length, tail_first : int
+    scaling : float
+        Factor of q . k.
+    window : int, optional
+        A row at position p sees positions > p - window only.
+    softcap : float, optional
+        Scores z become softcap * tanh(z / softcap).
+    sinks : tensor (Hq,), optional
+        One more score a query head, of value zero.
+    tail_visible : bool tensor (B, capacity), optional
+        False where a tail slot is padding, which no row sees.
+
+    Returns
+    -------
+    tensor (B, Hq, Q, dv)
+        In the query's dtype, accumulated in float32 (float64 for float64); zeros where a row sees nothing. Laid out
+        as (B, Q, Hq, dv), so that a model's transpose costs no copy.
+
+    Raises
+    ------
+    InvalidInput
+        Shapes or dtypes that do not belong together, a run outside the buffer.
+    """
+    held = _Held(
+        keys, values, positions, begin, end, tail_keys, tail_values, tail_length, tail_first, tail_visible, window
+    )
+    held.check(query, sinks)
+    with torch.no_grad():
+        return _by_torch(query, held, scaling, softcap, sinks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a layer holds, as `attend` is given it."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    positions: torch.Tensor
+    begin: torch.Tensor
+    end: torch.Tensor
+    tail_keys: torch.Tensor
+    tail_values: torch.Tensor
+    tail_length: int
+    tail_first: int
+    tail_visible: torch.Tensor | None
+    window: int | None
+
+    def check(self, query: torch.Tensor, sinks: torch.Tensor | None) -> None:
+        """Raise InvalidInput unless shapes and dtypes belong together."""
+        sequences, heads = self.begin.shape
+        if query.dim() != 4 or query.shape[0] != sequences or query.shape[1] % heads:
+            raise InvalidInput(
+                f"query: got shape {tuple(query.shape)}, expected ({sequences}, a multiple of {heads}, Q, d): "
+                "sequences, query heads, rows, head size"
+            )
+        rows, size = query.shape[2:]
+        if self.keys.shape[1:] != (size,) or self.values.dim() != 2 or self.keys.shape[0] != self.values.shape[0]:
+            raise InvalidInput(
+                f"keys, values: got shapes {tuple(self.keys.shape)} and {tuple(self.values.shape)}, expected "
+                f"(T, {size}) and (T, dv)"
+            )
+        if not query.dtype == self.keys.dtype == self.values.dtype == self.tail_keys.dtype == self.tail_values.dtype:
+            raise InvalidInput(
+                f"query: got {query.dtype} over keys of {self.keys.dtype} and {self.tail_keys.dtype}; convert the "
+                "query to the dtype of what is held"
+            )
+        capacity = self.tail_keys.shape[2]
+        if self.tail_keys.shape != (sequences, heads, capacity, size) or self.tail_values.shape != (
+            sequences,
+            heads,
+            capacity,
+            self.values.shape[1],
+        ):
+            raise InvalidInput(
+                f"tail_keys, tail_values: got {tuple(self.tail_keys.shape)} and {tuple(self.tail_values.shape)}, "
+                f"expected ({sequences}, {heads}, slots, {size}) and (..., {self.values.shape[1]})"
+            )
+        if not rows <= self.tail_length <= capacity:
+            raise InvalidInput(
+                f"tail_length: got {self.tail_length}, expected {rows} (the rows, whose own keys are in the tail) to "
+                f"{capacity} (its slots)"
+            )
+        if sinks is not None and sinks.shape != (query.shape[1],):
+            raise InvalidInput(f"sinks: got shape {tuple(sinks.shape)}, expected ({query.shape[1]},), one a query head")
+
+    def stacks(self) -> list[_Stack]:
+        """The non-empty runs, those of equal length that lie one behind the other as one stack."""
+        begin, end = self.begin.flatten().tolist(), self.end.flatten().tolist()
+        stacks: list[_Stack] = []
+        for run, (first, last) in enumerate(zip(begin, end, strict=True)):
+            if not 0 <= first <= last <= self.keys.shape[0]:
+                raise InvalidInput(
+                    f"begin, end: got a run {first}:{last} over {self.keys.shape[0]} entries; expected runs inside them"
+                )
+            if first == last:
+                continue
+            below = stacks[-1] if stacks else None
+            if below and (run, first, last - first) == (below.runs.stop, below.entries.stop, below.length):
+                stacks[-1] = _Stack(slice(below.runs.start, run + 1), slice(below.entries.start, last), below.length)
+            else:
+                stacks.append(_Stack(slice(run, run + 1), slice(first, last), last - first))
+        return stacks
+
+    def row_positions(self, rows: int) -> torch.Tensor:
+        """Positions of the `rows` newest tokens, int64 (Q,)."""
+        last = self.tail_first + self.tail_length
+        return torch.arange(last - rows, last, device=self.keys.device)
+
+    def seen_in(self, stack: _Stack, at: torch.Tensor) -> torch.Tensor | None:
+        """Which entries of a stack the rows at positions `at` see, bool (runs, 1, Q, length); None if all."""
+        if self.window is None:
+            return None
+        return self.positions[stack.entries].view(-1, 1, 1, stack.length) > at[:, None] - self.window
+
+    def seen_in_tail(self, slots: int, at: torch.Tensor) -> torch.Tensor:
+        """Which of the first `slots` of the tail the rows at `at` see, bool (B * H or 1, 1, Q, slots)."""
+        position = torch.arange(self.tail_first, self.tail_first + slots, device=at.device)
+        seen = position <= at[:, None]
+        if self.window is not None:
+            seen &= position > at[:, None] - self.window
+        if self.tail_visible is None:
+            return seen[None, None]
+        seen = seen & self.tail_visible[:, None, :slots]
+        return seen.repeat_interleave(self.begin.shape[1], dim=0).unsqueeze(1)
+
+
+class _Stack(NamedTuple):
+    """Runs of one length that lie one behind the other."""
+
+    runs: slice  # in sequence * H + head
+    entries: slice  # of the flat buffer
+    length: int  # entries of each
+
+
+class _Part(NamedTuple):
+    """Softmax over a part of the entries."""
+
+    output: torch.Tensor  # (runs, G, Q, dv)
+    level: torch.Tensor  # (runs, G, Q), log of the sum of exp(score); -inf where nothing is seen
+
+
+def _by_torch(
+    query: torch.Tensor, held: _Held, scaling: float, softcap: float | None, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    sequences, query_heads, rows, _ = query.shape
+    runs, group, size = held.begin.numel(), query_heads // held.begin.shape[1], held.values.shape[1]
+    query = query.reshape(runs, group, rows, query.shape[3])
+    tail_keys, tail_values = (
+        tail[:, :, : held.tail_length].flatten(0, 1) for tail in (held.tail_keys, held.tail_values)
+    )
+    stacks = held.stacks()
+    at = held.row_positions(rows)
+    flash = FLASH is not None and query.device.type == "cpu" and softcap is None and size == query.shape[3]
+    fused = flash and held.window is None and held.tail_visible is None
+    most = max([runs * held.tail_length, *((stack.runs.stop - stack.runs.start) * stack.length for stack in stacks)])
+    block = rows if fused else max(1, SCORES // max(1, group * most))
+    precise = torch.promote_types(query.dtype, torch.float32)
+
+    def softmax(
+        query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None, causal: bool = False
+    ) -> _Part:
+        if flash:
+            return _by_flash(query, keys, values, seen, causal, scaling)
+        return _by_products(query, keys, values, seen, scaling, softcap)
+
+    output = query.new_empty(sequences, rows, query_heads, size)
+    for first in range(0, rows, block):
+        last = min(first + block, rows)
+        asked, here = query[:, :, first:last], at[first:last]
+        shape = (runs, group, last - first)
+        frozen = _Part(
+            query.new_zeros(*shape, size, dtype=precise), query.new_full(shape, float("-inf"), dtype=precise)
+        )
+        for stack in stacks:
+            keys, values = (flat[stack.entries].unflatten(0, (-1, stack.length)) for flat in (held.keys, held.values))
+            part = softmax(asked[stack.runs], keys, values, held.seen_in(stack, here))
+            frozen.output[stack.runs], frozen.level[stack.runs] = part
+        parts = [frozen]
+        slots = held.tail_length - rows + last
+        if fused:
+            earlier = slots - rows
+            if earlier:
+                parts.append(softmax(asked, tail_keys[:, :earlier], tail_values[:, :earlier], None))
+            parts.append(softmax(asked, tail_keys[:, earlier:], tail_values[:, earlier:], None, causal=True))
+        else:
+            seen = held.seen_in_tail(slots, here)
+            parts.append(softmax(asked, tail_keys[:, :slots], tail_values[:, :slots], seen))
+        joined = _joined(parts, None if sinks is None else sinks.to(precise), sequences)
+        output[:, first:last] = joined.unflatten(0, (sequences, -1)).flatten(1, 2).transpose(1, 2)
+    return output.transpose(1, 2)
+
+
+def _by_flash(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.Tensor | None,
+    causal: bool,
+    scaling: float,
+) -> _Part:
+    """Softmax of the rows (N, G, Q, d) over keys (N, n, d) and values (N, n, d), n > 0, by PyTorch's fused kernel."""
+    group, rows = query.shape[1:3]
+    mask = None
+    if seen is not None:
+        mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill_(~seen, float("-inf"))
+    elif not causal:
+        query = query.flatten(1, 2).unsqueeze(1)  # every row sees the same: one pass over the keys for all of a group
+    keys, values = (x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (keys, values))
+    output, level = FLASH(query, keys, values, 0.0, causal, attn_mask=mask, scale=scaling)
+    output, level = (x.flatten(1, 2).unflatten(1, (group, rows)) for x in (output, level))
+    if seen is not None:  # the kernel's level of a row that sees nothing is 0
+        level = level.masked_fill(~seen.any(-1), float("-inf"))
+    return _Part(output, level)
+
+
+def _by_products(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.Tensor | None,
+    scaling: float,
+    softcap: float | None,
+) -> _Part:
+    """Softmax of the rows (N, G, Q, d) over keys (N, n, d) and values (N, n, dv) by plain products."""
+    scores = _scores(query, keys, seen, scaling, softcap)
+    top = scores.amax(-1, keepdim=True)
+    top = top.masked_fill(top == float("-inf"), 0.0)
+    weights = scores.sub_(top).exp_()
+    total = weights.sum(-1, keepdim=True)
+    output = (weights.flatten(1, 2) @ values.to(weights.dtype)).unflatten(1, weights.shape[1:3])
+    output = output / total.masked_fill(total == 0, 1.0)
+    return _Part(output, (top + total.log()).squeeze(-1))
+
+
+def _scores(
+    query: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor | None, scaling: float, softcap: float | None
+) -> torch.Tensor:
+    """Scores (N, G, Q, n) of rows (N, G, Q, d) and keys (N, n, d), float32 or float64; -inf where not seen."""
+    precise = torch.promote_types(query.dtype, torch.float32)
+    rows = query.flatten(1, 2).to(precise) * scaling
+    scores = (rows @ keys.to(precise).transpose(1, 2)).unflatten(1, query.shape[1:3])
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    if seen is not None:
+        scores.masked_fill_(~seen, float("-inf"))
+    return scores
+
+
+def _joined(parts: list[_Part], sinks: torch.Tensor | None, sequences: int) -> torch.Tensor:
+    """Softmax over all parts, (runs, G, Q, dv), in the levels' precision; see the head of this file."""
+    total = torch.stack([part.level for part in parts]).logsumexp(0)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks.view(-1, parts[0].level.shape[1]).repeat(sequences, 1).unsqueeze(-1))
+    total = total.masked_fill(total == float("-inf"), 0.0)  # exp(-inf - 0) = 0: a row that sees nothing
+    return sum(part.output * (part.level - total).exp().unsqueeze(-1) for part in parts)

@@ -1,0 +1,248 @@
+"""RaggedCache: a transformers Cache whose KV heads hold different numbers of keys, and only those.
+
+    cache = RaggedCache(model.config)
+    with ContourKVPress(budget=0.25)(model):
+        model(context_ids, past_key_values=cache)
+    model.generate(torch.cat([context_ids, question_ids], -1), past_key_values=cache)
+    cache.rollback()  # the next question finds the compressed context again
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.cache_utils import Cache
+
+from ..errors import ContourKVError, InvalidInput
+from ..provenance import VERSION, atomic_path
+from . import registry
+from .layer import RaggedLayer
+
+FORMAT = "contourkv ragged cache 1"
+
+
+class Watcher(Protocol):
+    """Sees a layer's queries and keys while it attends, as a press does to score keys."""
+
+    def first_block(
+        self,
+        layer: RaggedLayer,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        weights: torch.Tensor | None,
+        visible: torch.Tensor | None,
+        kwargs: Mapping[str, object],
+    ) -> None:
+        """Called once a layer, after it attended to its first tokens and before it lets go of any."""
+
+    def later_block(
+        self, layer: RaggedLayer, module: torch.nn.Module, query: torch.Tensor, kwargs: Mapping[str, object]
+    ) -> None:
+        """Called after a layer that held keys already attended to more; they are in its tail."""
+
+
+class RaggedCache(Cache):
+    """A KV cache with one copy per KV head and a length of its own in each of them.
+
+    Fits where transformers takes a cache: `model(...)`, `generate` (its convention for a filled cache: the ids of
+    everything, context included; for beams call `batch_repeat_interleave(num_beams)` first), prompts fed in chunks,
+    left-padded batches, several turns. `get_seq_length` is the true length. Nothing is evicted unless a press, or
+    `evict`, says so; a sliding layer holds what its window can still show. Inference only: no gradient flows through.
+
+    Parameters
+    ----------
+    config : a transformers config
+        Of the model, `model.config`.
+
+    Raises
+    ------
+    InvalidInput
+        The architecture does not attend through transformers' registry, shares keys between layers, or has layers
+        that are neither full nor sliding attention.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        self.windows = layer_windows(config)
+        self.model_type = config.get_text_config(decoder=True).model_type
+        registry.attach()
+        super().__init__(layers=[RaggedLayer(index, window) for index, window in enumerate(self.windows)])
+
+    def __repr__(self) -> str:
+        if not self.is_initialized:
+            return f"RaggedCache({self.model_type}, {len(self.layers)} layers, empty)"
+        sequences = self.layers[0].begin.shape[0]
+        entries = sum(int(layer.lengths().sum()) for layer in self.layers)
+        return (
+            f"RaggedCache({self.model_type}, {len(self.layers)} layers, {sequences} sequence(s) of "
+            f"{self.get_seq_length()} tokens, {entries} entries)"
+        )
+
+    @property
+    def is_initialized(self) -> bool:
+        return all(layer.length for layer in self.layers)
+
+    def entries(self) -> list[torch.Tensor]:
+        """Entries held in each sequence and KV head, one int64 tensor (B, H) a layer."""
+        return [layer.lengths() for layer in self.layers]
+
+    def kept_positions(self, layer: int, sequence: int, kv_head: int) -> torch.Tensor:
+        """Positions whose entries a KV head holds, ascending, int64 on the CPU."""
+        held = self.layers[layer]
+        run = slice(int(held.begin[sequence, kv_head]), int(held.end[sequence, kv_head]))
+        tail = torch.arange(held.tail_first, held.tail_first + held.tail_length)
+        if held.tail_visible is not None:
+            tail = tail[held.tail_visible[sequence, : held.tail_length].cpu()]
+        return torch.cat([held.positions[run].cpu().long(), tail])
+
+    def evict(self, layer: int, keep: torch.Tensor) -> None:
+        """Keep in one layer the entries that `keep` names, bool (B, H, tokens seen); free the others at once."""
+        self.layers[layer].evict(keep)
+
+    def take(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, keep: torch.Tensor, length: int | None = None
+    ) -> None:
+        """Fill an empty layer with some entries of rectangular keys (B, H, N, d) and values (B, H, N, dv).
+
+        `keep` is bool (B, H, N); `length` the tokens seen, by default N (key n has position length - N + n).
+        """
+        self.layers[layer].take(keys, values, keep, keys.shape[2] if length is None else length)
+
+    def mark(self) -> None:
+        """Make this the state that `rollback` returns to. A press does so when it has compressed."""
+        if not self.is_initialized:
+            raise InvalidInput("mark: the cache is empty; feed it a context first")
+        for layer in self.layers:
+            layer.mark()
+
+    def rollback(self) -> None:
+        """Back to the mark: what was appended since is gone, its memory too, in time that does not grow with it.
+
+        Raises
+        ------
+        InvalidInput
+            There is no mark: nothing was compressed, and `mark` was not called.
+        """
+        if any(layer.marked_length is None for layer in self.layers):
+            raise InvalidInput(
+                "rollback: the cache has no mark; compress a context with a press, or call mark() after feeding one"
+            )
+        for layer in self.layers:
+            layer.rollback()
+
+    def crop(self, max_length: int) -> None:
+        """Forget the last tokens, in the meaning of the installed transformers.
+
+        A negative number removes that many tokens. transformers 5.2 takes a positive one as the length to keep; newer
+        versions refuse it, and so does this. Cropping into the compressed context evicts there too and lifts the
+        mark; behind the window of a sliding layer it is refused.
+        """
+        for layer in self.layers:
+            layer.crop(max_length)
+
+    def save(self, path: str | Path) -> None:
+        """Write everything that is held to a safetensors file; `load` reads it back.
+
+        Raises
+        ------
+        InvalidInput
+            The cache is empty.
+        """
+        if not self.is_initialized:
+            raise InvalidInput("save: the cache is empty; feed it a context first")
+        tensors, layers = {}, []
+        for index, layer in enumerate(self.layers):
+            source, _ = layer._entries()
+            used = layer.tail_length
+            ends = (layer.end - layer.begin).view(-1).cumsum(0).view(layer.begin.shape)
+            tensors |= {
+                f"{index}.keys": layer.frozen_keys[source],
+                f"{index}.values": layer.frozen_values[source],
+                f"{index}.positions": layer.positions[source],
+                f"{index}.end": ends,
+            }
+            if used:
+                tensors[f"{index}.tail_keys"] = layer.tail_keys[:, :, :used].contiguous()
+                tensors[f"{index}.tail_values"] = layer.tail_values[:, :, :used].contiguous()
+                if layer.tail_visible is not None:
+                    tensors[f"{index}.tail_visible"] = layer.tail_visible[:, :used].contiguous()
+            layers.append({"length": layer.length, "tail_first": layer.tail_first, "marked": layer.marked_length})
+        described = {"model_type": self.model_type, "windows": self.windows, "layers": layers, "version": VERSION}
+        with atomic_path(Path(path)) as partial:
+            save_file(tensors, partial, metadata={"format": FORMAT, "cache": json.dumps(described)})
+
+    @classmethod
+    def load(cls, path: str | Path, config: PreTrainedConfig, device: str | torch.device | Sequence = "cpu") -> RaggedCache:
+        """Read a file that `save` wrote, for the model of `config`.
+
+        Parameters
+        ----------
+        device : of all layers, or a list with one for each
+
+        Raises
+        ------
+        InvalidInput
+            No such file, not such a file, damaged, or of another model.
+        """
+        cache = cls(config)
+        devices = [device] * len(cache.layers) if isinstance(device, str | torch.device) else list(device)
+        if len(devices) != len(cache.layers):
+            raise InvalidInput(f"device: got {len(devices)} devices for {len(cache.layers)} layers")
+        try:
+            with safe_open(Path(path), framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise InvalidInput(f"{path}: not a saved RaggedCache of this version (expected {FORMAT!r})")
+                described = json.loads(metadata["cache"])
+                if (described["model_type"], described["windows"]) != (cache.model_type, cache.windows):
+                    raise InvalidInput(
+                        f"{path}: holds the cache of a {described['model_type']} of {len(described['windows'])} layers, "
+                        f"the model is a {cache.model_type} of {len(cache.layers)}"
+                    )
+                names = set(file.keys())
+                for index, (layer, facts) in enumerate(zip(cache.layers, described["layers"], strict=True)):
+                    prefix = f"{index}."
+                    parts = {n.removeprefix(prefix): file.get_tensor(n) for n in names if n.startswith(prefix)}
+                    layer.restore(parts, facts, torch.device(devices[index]))
+        except FileNotFoundError:
+            raise InvalidInput(f"{path}: no such file") from None
+        except (SafetensorError, json.JSONDecodeError, KeyError, TypeError, ValueError, OSError) as error:
+            if isinstance(error, ContourKVError):
+                raise
+            raise InvalidInput(f"{path}: damaged, or not a saved RaggedCache ({error}); save it again") from None
+        if len({layer.length for layer in cache.layers}) != 1:
+            raise InvalidInput(f"{path}: damaged: its layers disagree about the tokens seen; save it again")
+        return cache
+
+
+def layer_windows(config: PreTrainedConfig) -> list[int | None]:
+    """Sliding window of each layer, None where it attends to everything; raises InvalidInput as RaggedCache does."""
+    if not isinstance(config, PreTrainedConfig):
+        raise InvalidInput(f"RaggedCache: expected a model's config, model.config, got {type(config).__name__}")
+    config = config.get_text_config(decoder=True)
+    name = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise InvalidInput(f"RaggedCache: {name} is an encoder-decoder; only decoders are supported")
+    known = AutoModelForCausalLM._model_mapping
+    if type(config) not in known or not getattr(known[type(config)], "_supports_attention_backend", False):
+        raise InvalidInput(f"RaggedCache: {name} does not attend through transformers' attention registry")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise InvalidInput(f"RaggedCache: {name} shares keys between layers, which is not supported")
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        if getattr(config, "attention_chunk_size", None) is not None:
+            raise InvalidInput(f"RaggedCache: {name} attends in chunks, which is not supported")
+        return [window] * config.num_hidden_layers
+    for index, kind in enumerate(kinds):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise InvalidInput(f"RaggedCache: layer {index} of {name} is {kind!r}, expected full or sliding attention")
+    return [window if kind == "sliding_attention" else None for kind in kinds]
