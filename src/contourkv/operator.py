@@ -115,10 +115,11 @@ def _float64(name: str, value: ArrayLike) -> np.ndarray:
         raise InvalidInput(f"{name}: expected an array of real numbers, got one that is not ({error})") from None
 
 
-def whole_number(name: str, value: object) -> int:
-    """Return `value` as an int if it is a whole number; raise InvalidInput, naming the argument, otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidInput(f"{name}: expected a whole number, got {value!r}")
+def whole_number(name: str, value: object, least: int | None = None) -> int:
+    """Return `value` as an int if it is a whole number, not under `least`; raise InvalidInput, naming it, otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or (least is not None and value < least):
+        of_least = "" if least is None else f" of at least {least}"
+        raise InvalidInput(f"{name}: expected a whole number{of_least}, got {value!r}")
     return int(value)
 
 

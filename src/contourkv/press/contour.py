@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -14,12 +15,11 @@ from transformers.cache_utils import Cache, DynamicCache
 from ..allocator import WEIGHTS, Allocation, Contour, Problem, Split, allocate, weighted
 from ..errors import InvalidInput
 from ..operator import whole_number
-from ..ragged.attention import observed_masses
 from ..ragged.cache import RaggedCache
 from ..ragged.layer import RaggedLayer
 from .budget import Budget
 from .observation import value_distances, window_masses
-from .scores import ContextScorer, LayerScorer, ObservedMass, attention_modules, scorer_of
+from .scores import ContextScorer, LayerScorer, WindowMass, attention_modules, resolve
 
 POSITION_BYTES = 4  # of an entry, beside its key and value
 CACHE_ARGUMENTS = ("past_key_values", "cache")  # transformers 5.2; newer
@@ -106,7 +106,8 @@ class ContourKVPress:
         seed: int = 0,
     ) -> None:
         self.budget = Budget.of(budget, entries, compression_ratio)
-        self.scorer = scorer_of(scores, seed)
+        self.scores, self.seed = scores, whole_number("seed", seed, 0)
+        self.scorer = resolve(scores, self.seed, self.budget)
         self.split = Contour() if split is None else split
         if not isinstance(self.split, Split):
             raise InvalidInput(f"split: expected one of contourkv.allocator's splits, got {split!r}")
@@ -169,9 +170,13 @@ class ContourKVPress:
             0 at padding, which must be on the left.
         """
         chunk_size = whole_number("chunk_size", chunk_size, 1)
-        if not isinstance(self.scorer, ObservedMass):
+        if not isinstance(self.scorer, WindowMass):
             raise InvalidInput(
                 f'prefill: expected scores="mass", got {self.scorer.name!r}; use the press as a context manager'
+            )
+        if not isinstance(self.split, Contour):
+            raise InvalidInput(
+                f"prefill: expected the split Contour(), got {self.split}; use the press as a context manager"
             )
         if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.shape[1] == 0:
             raise InvalidInput("ids: expected token ids (B, N) with at least one token")
@@ -195,8 +200,8 @@ class _Seen:
     ----------
     scores, worth : tensor (B, H, n)
         Scores that rank a head's keys; masses that were observed, weighted.
-    first : int
-        Position of place 0.
+    positions : int64 tensor (n,)
+        Position of each place, ascending.
     present : bool tensor (B, H, n), optional
         False where there is no entry: padding, or evicted before.
     cost : int
@@ -205,9 +210,32 @@ class _Seen:
 
     scores: torch.Tensor
     worth: torch.Tensor
-    first: int
+    positions: torch.Tensor
     present: torch.Tensor | None
     cost: int
+
+    def of(self, sequence: int) -> _Part:
+        """What one sequence has of it: the places where some head has an entry."""
+        scores, worth, column = self.scores[sequence], self.worth[sequence], self.positions
+        if self.present is None:
+            return _Part(scores, worth, column, None, scores.numel())
+        present = self.present[sequence]
+        some = present.any(dim=0)
+        scores, worth, column, present = scores[:, some], worth[:, some], column[some], present[:, some]
+        if bool(present.all()):
+            return _Part(scores, worth, column, None, scores.numel())
+        # What is not there ranks behind everything that is, so that no budget is spent on it.
+        worth = torch.where(present, worth.clamp(min=torch.finfo(worth.dtype).tiny), 0.0)
+        scores = torch.where(present, scores, scores.min() - 1)
+        return _Part(scores, worth, column, present, int(present.sum()))
+
+
+class _Part(NamedTuple):
+    scores: torch.Tensor  # (H, n)
+    worth: torch.Tensor  # (H, n)
+    column: torch.Tensor  # int64 (n,): positions
+    present: torch.Tensor | None  # bool (H, n)
+    entries: int
 
 
 class _Run:
@@ -217,29 +245,31 @@ class _Run:
         self.press, self.model, self.in_chunks = press, model, in_chunks
         self.record = Compression()
         self.cache: RaggedCache | None = None  # the one being compressed
+        self.chunked: RaggedCache | None = None  # the one that has read a chunk already
         self.finished: list[RaggedCache] = []
         self.seen: dict[int, _Seen] = {}
+        self.tokens: torch.Tensor | None = None  # (B,) read so far, without padding
         self.inputs: dict[int, tuple[torch.Tensor, Mapping[str, object]]] = {}
         self.keeps: list[torch.Tensor | None] | None = None
         self.scouting = False
-        self.attached = ExitStack()  # the scorer, while the model reads
+        self.scorer = press.scorer
         self.trims_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
         hooks = []
         try:
-            hooks.append(self.model.register_forward_pre_hook(self.before, with_kwargs=True))
-            hooks.append(self.model.register_forward_hook(self.after, with_kwargs=True))
-            if isinstance(self.press.scorer, LayerScorer):
-                for module in attention_modules(self.model):
-                    hooks.append(module.register_forward_pre_hook(self.keep_inputs, with_kwargs=True))
-            yield
+            with self.scorer.on(self.model):
+                hooks.append(self.model.register_forward_pre_hook(self.before, with_kwargs=True))
+                hooks.append(self.model.register_forward_hook(self.after, with_kwargs=True))
+                if isinstance(self.scorer, LayerScorer):
+                    for module in attention_modules(self.model):
+                        hooks.append(module.register_forward_pre_hook(self.keep_inputs, with_kwargs=True))
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
-            self.attached.close()
-            if self.cache is not None and not self.in_chunks:  # its compression did not finish
+            if self.cache is not None:  # its compression did not finish
                 self._let_go(self.cache)
                 self.cache.reset()
 
@@ -261,7 +291,9 @@ class _Run:
         kwargs = dict(kwargs)
         if self.trims_logits and kwargs.get("labels") is None and "logits_to_keep" not in kwargs:
             kwargs["logits_to_keep"] = 1
-        self.attached.enter_context(self.press.scorer.attached(model, self._removed(ids.shape[1])))
+        if self.press.budget.kind != "fraction":
+            share = Budget.of(compression_ratio=self._removed(ids.shape[1]))
+            self.scorer = resolve(self.press.scores, self.press.seed, share)
         if self.press.two_passes and not self.in_chunks:
             self.keeps = self._scout(args, kwargs)
         for layer in cache.layers:
@@ -272,7 +304,7 @@ class _Run:
         if self.model.training:
             raise InvalidInput("ContourKVPress: the model is in training mode; call model.eval() first")
         past = cache.get_seq_length()
-        if past and not (self.in_chunks and cache is self.cache):
+        if past and not (self.in_chunks and cache is self.chunked):
             raise InvalidInput(
                 f"ContourKVPress: the cache holds {past} tokens of another context; reset() it, or make a new one"
             )
@@ -286,35 +318,34 @@ class _Run:
             )
 
     def _removed(self, tokens: int) -> float:
-        """Fraction of the entries that will go, about: some borrowed scores blend by it."""
+        """Fraction of the entries that a budget in bytes or entries removes, about: some scores blend by it."""
         budget = self.press.budget
-        if budget.kind == "fraction":
-            return 1 - float(budget.amount)
         config = self.model.config.get_text_config(decoder=True)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         entries = heads * tokens * config.num_hidden_layers
         each = 1 if budget.kind == "entries" else 2 * dim * self.model.dtype.itemsize + POSITION_BYTES
-        return max(0.0, 1 - budget.amount / (entries * each))
+        return max(0.0, 1 - int(budget.amount) / (entries * each))
 
     def after(self, model: torch.nn.Module, args: tuple, kwargs: dict, output: object) -> None:
         if self.scouting or self.cache is None or _cache_of(args, kwargs) is not self.cache:
             return
         cache = self.cache
         self._let_go(cache)
-        if isinstance(self.press.scorer, ContextScorer):
+        if isinstance(self.scorer, ContextScorer):
             self._replay(cache, _ids_of(args, kwargs))
         if self.keeps is None:
             keeps = self._allocate(cache)
             for index in range(len(cache.layers)):
                 cache.evict(index, keeps[index])
                 keeps[index] = None
-        self.attached.close()
         cache.mark()
         self.seen, self.inputs, self.keeps = {}, {}, None
-        if not self.in_chunks:
+        if self.in_chunks:
+            self.chunked = cache
+        else:
             self.finished.append(cache)
-            self.cache = None
+        self.cache = None
 
     def _let_go(self, cache: RaggedCache) -> None:
         for layer in cache.layers:
@@ -339,20 +370,22 @@ class _Run:
         plain = DynamicCache()
         for index, layer in enumerate(cache.layers):
             seen = self.seen[index]
-            if seen.present is not None or seen.first:
+            if seen.present is not None or len(seen.positions) != layer.length:
                 raise InvalidInput(
-                    f"scores {self.press.scorer.name!r}: they need every key of every layer, without padding and "
+                    f"scores {self.scorer.name!r}: they need every key of every layer, without padding and "
                     "sliding windows"
                 )
             shape = (*layer.begin.shape, layer.length)
-            plain.update(layer.frozen_keys.view(*shape, -1)[:, :, :0], layer.frozen_values.view(*shape, -1)[:, :, :0], index)
+            plain.update(
+                layer.frozen_keys.view(*shape, -1)[:, :, :0], layer.frozen_values.view(*shape, -1)[:, :, :0], index
+            )
             plain.layers[index].keys = layer.frozen_keys.view(*shape, -1)
             plain.layers[index].values = layer.frozen_values.view(*shape, -1)
-        for index, scores in enumerate(self.press.scorer.score_context(self.model, ids, plain)):
+        for index, scores in enumerate(self.scorer.score_context(self.model, ids, plain)):
             seen = self.seen[index]
             seen.scores = scores
-            if self.press.scorer.is_mass:
-                seen.worth = weighted(scores, seen.worth, self.press.weight)
+            if self.scorer.is_mass:
+                seen.worth = _weighted(scores, seen.worth, self.press.weight)
 
     # ------------------------------------------------------------------ inside a layer's attention
 
@@ -371,8 +404,10 @@ class _Run:
             layer.evict(self.keeps[layer.index])
             self.keeps[layer.index] = None
             return
-        press, scorer = self.press, self.press.scorer
-        masses = window_masses(query, key, rows=press.rows, visible=visible, **_how(layer, query, kwargs))
+        press, scorer = self.press, self.scorer
+        held = None if visible is None else visible[:, None]
+        self._count(layer, query, visible)
+        masses = window_masses(query, key, rows=press.rows, visible=visible, held=held, **_how(layer, query, kwargs))
         distances = value_distances(masses, value)
         masses = smoothed(masses, press.pool)
         scores = masses
@@ -382,13 +417,13 @@ class _Run:
         if isinstance(scorer, ContextScorer) and scorer.is_mass:
             worth = distances  # until the masses are there
         else:
-            worth = weighted(scores if scorer.is_mass else masses, distances, press.weight)
+            worth = _weighted(scores if scorer.is_mass else masses, distances, press.weight)
         tokens = key.shape[2]
         first = 0 if layer.window is None else max(tokens - layer.window + 1, 0)
         self.seen[layer.index] = _Seen(
             scores=scores[:, :, first:],
             worth=worth[:, :, first:],
-            first=first,
+            positions=torch.arange(first, tokens, device=key.device),
             present=None if visible is None else visible[:, None, first:].expand(scores[:, :, first:].shape),
             cost=_cost(key, value),
         )
@@ -396,11 +431,43 @@ class _Run:
             layer.evict(torch.zeros(*layer.begin.shape, tokens, dtype=torch.bool, device=key.device))
 
     def later_block(
-        self, layer: RaggedLayer, module: torch.nn.Module, query: torch.Tensor, kwargs: Mapping[str, object]
+        self,
+        layer: RaggedLayer,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        visible: torch.Tensor | None,
+        kwargs: Mapping[str, object],
     ) -> None:
-        """Observe what an already compressed layer holds, from the last rows of a further chunk."""
-        rows = min(self.press.rows, query.shape[2])
-        raise NotImplementedError
+        """A further chunk over a layer that is compressed already: observe all that it holds."""
+        positions, key, value, held = layer.rectangle()
+        self._count(layer, query, visible)
+        masses = window_masses(
+            query,
+            key,
+            rows=self.press.rows,
+            visible=visible,
+            positions=positions,
+            held=held,
+            **_how(layer, query, kwargs),
+        )
+        distances = value_distances(masses, value)
+        masses = smoothed(masses, self.press.pool)
+        first = 0
+        if layer.window is not None:
+            first = int(torch.searchsorted(positions, layer.length - layer.window, right=True))
+        self.seen[layer.index] = _Seen(
+            scores=masses[:, :, first:],
+            worth=_weighted(masses, distances, self.press.weight)[:, :, first:],
+            positions=positions[first:],
+            present=held[:, :, first:],
+            cost=_cost(key, value),
+        )
+
+    def _count(self, layer: RaggedLayer, query: torch.Tensor, visible: torch.Tensor | None) -> None:
+        if layer.index == 0:
+            sequences, _, tokens, _ = query.shape
+            new = torch.full((sequences,), tokens) if visible is None else visible.sum(dim=1).cpu()
+            self.tokens = new if layer.tail_length == 0 and not self.chunked else self.tokens + new
 
     # ------------------------------------------------------------------ the budget
 
@@ -413,34 +480,27 @@ class _Run:
         ]
         allocations = []
         for sequence in range(len(keeps[0])):
-            columns, scores, worth, present = [], [], [], []
-            for seen in layers:
-                here = None if seen.present is None else seen.present[sequence]
-                column = torch.arange(seen.scores.shape[2], device=seen.scores.device)
-                if here is not None:
-                    column = column[here.any(dim=0)]
-                columns.append(column)
-                scores.append(seen.scores[sequence][:, column])
-                worth.append(seen.worth[sequence][:, column])
-                present.append(None if here is None else here[:, column])
-            heads = [len(one) for one in scores]
-            available = [len(column) for column in columns]
+            parts = [seen.of(sequence) for seen in layers]
+            heads = [len(part.scores) for part in parts]
+            read = int(self.tokens[sequence])
+            available = [read if layer.window is None else min(read, layer.window - 1) for layer in cache.layers]
             costs = [seen.cost for seen in layers]
-            tokens = max(available)
-            first, last = press.scorer.protected(tokens)
+            first, last = self.scorer.protected(max(available))
+            budget = press.budget.bytes_for(heads, available, costs, TABLE_BYTES * sum(heads))
+            held = [part.entries for part in parts]
             problem = Problem(
-                scores=tuple(scores),
-                masses=tuple(worth),
+                scores=tuple(part.scores for part in parts),
+                masses=tuple(part.worth for part in parts),
                 costs=tuple(costs),
-                budget=press.budget.bytes_for(heads, available, costs, TABLE_BYTES * sum(heads)),
+                budget=min(budget, sum(entries * cost for entries, cost in zip(held, costs, strict=True))),
                 sinks=max(press.sinks, first),
                 recent=max(press.recent, last),
                 floor=press.floor,
                 cap=press.cap,
             )
             allocation = allocate(problem, press.split)
-            for keep, seen, column, chosen in zip(keeps, layers, columns, allocation.keep, strict=True):
-                keep[sequence][:, column + seen.first] = chosen
+            for keep, part, chosen in zip(keeps, parts, allocation.keep, strict=True):
+                keep[sequence][:, part.column] = chosen if part.present is None else chosen & part.present
             allocations.append(allocation)
         self.record.allocations.append(allocations)
         return list(keeps)
@@ -451,6 +511,10 @@ def smoothed(masses: torch.Tensor, pool: int) -> torch.Tensor:
     if pool == 1:
         return masses
     return torch.nn.functional.avg_pool1d(masses, pool, stride=1, padding=pool // 2)
+
+
+def _weighted(masses: torch.Tensor, distances: torch.Tensor, weight: str) -> torch.Tensor:
+    return weighted(masses.flatten(0, 1), distances.flatten(0, 1), weight).view(masses.shape)
 
 
 def _how(layer: RaggedLayer, query: torch.Tensor, kwargs: Mapping[str, object]) -> dict[str, object]:

@@ -26,6 +26,7 @@ from .scores import (
     kvpress,
     raised_in_kvpress,
     refuse_batch,
+    refuse_without_tokenizer,
     untouched,
 )
 
@@ -123,13 +124,15 @@ class EnforcedPress:
         modules = attention_modules(model)
         if model.training:
             raise InvalidInput(f"{self!r}: the model is in training mode; call model.eval() first")
+        if any(is_a(self.press, replays) for replays in _REPLAYS):
+            refuse_without_tokenizer(model, self.name)
         run = _Run(self.name, self.press)
         # A cache has no use for gradients, and kvpress replays outside the caller's no_grad.
         with torch.no_grad(), untouched(model), _selection_noted(self.press, run.kept), run.swapping(model):
             for module in modules:
                 module.masked_key_indices = None  # an earlier press's mask is none of this context
             inside = self.press(model)
-            with explained(self.name, model):
+            with explained(self.name):
                 inside.__enter__()
             try:
                 yield
@@ -138,7 +141,7 @@ class EnforcedPress:
                 if isinstance(error, Exception) and raised_in_kvpress(error):
                     raise InvalidInput(f"{self.name}: kvpress refuses: {first_line(error)}") from error
                 raise
-            with explained(self.name, model):
+            with explained(self.name):
                 inside.__exit__(None, None, None)
             run.move(modules)
 

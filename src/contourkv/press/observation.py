@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import InvalidInput
-
 
 def window_masses(
     query: torch.Tensor,
@@ -17,59 +15,68 @@ def window_masses(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     visible: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+    held: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mean mass that the last rows of a context put on each key.
 
-    The mean is over the last `rows` positions that are not padding and over the query heads of a KV head, so it is
-    itself a probability vector (short of what sinks take). Memory is O(rows * N) a query head.
+    The mean is over the last `rows` query positions that are not padding and over the query heads of a KV head, so it
+    is itself a probability vector (short of what sinks take). Memory is O(rows * N) a query head.
 
     Parameters
     ----------
-    query : tensor (B, heads, N, d)
+    query : tensor (B, heads, Q, d)
+        Of the last Q of the N keys.
     key : tensor (B, H, N, d)
-        Query head h reads KV head h // (heads // H); both as attention gets them, positions applied.
+        Query head h reads KV head h // (heads // H); both as attention gets them, rotary embedding applied.
     rows : int
-        Query positions to look at; all there are if the context is shorter.
+        Query positions to look at; all there are if there are fewer.
     scaling : float
         Factor of the scores.
     window : int, optional
-        A row of a sliding layer sees this many keys, its own included.
+        A row of a sliding layer sees this many positions, its own included.
     softcap : float, optional
         Scores become softcap * tanh(score / softcap).
     sinks : tensor (heads,), optional
         One more score of each head, whose key has the value zero.
-    visible : bool tensor (B, N), optional
-        False at padding, which is neither a row nor a key.
+    visible : bool tensor (B, Q), optional
+        False at padding, which is no row.
+    positions : int64 tensor (N,), optional
+        Position of each key, ascending; 0 .. N - 1 by default.
+    held : bool tensor (B, 1 or H, N), optional
+        False where there is no such key: padding, or evicted from that head.
 
     Returns
     -------
     tensor (B, H, N), float32 (float64 for float64 queries)
     """
     sequences, heads, tokens, dim = query.shape
-    kv_heads = key.shape[1]
+    kv_heads, keys = key.shape[1:3]
     group = heads // kv_heads
     rows = min(rows, tokens)
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    at = torch.arange(tokens, device=query.device)
+    at = torch.arange(keys, device=query.device) if positions is None else positions
+    index = torch.arange(tokens, device=query.device)
     if visible is None:
-        last = at[-rows:].expand(sequences, rows)
+        last = index[-rows:].expand(sequences, rows)
         counted = torch.ones_like(last, dtype=torch.bool)
         wanted = query[:, :, -rows:]
     else:
-        last = torch.where(visible, at, -1).topk(rows, dim=1).values
+        last = torch.where(visible, index, -1).topk(rows, dim=1).values
         counted, last = last >= 0, last.clamp(min=0)
         wanted = query.gather(2, last[:, None, :, None].expand(sequences, heads, rows, dim))
+    place = at[keys - tokens :][last]
     wanted = wanted.to(wide).reshape(sequences, kv_heads, group * rows, dim)
-    scores = torch.matmul(wanted, key.to(wide).transpose(2, 3)).view(sequences, kv_heads, group, rows, tokens)
+    scores = torch.matmul(wanted, key.to(wide).transpose(2, 3)).view(sequences, kv_heads, group, rows, keys)
     scores = scores * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    hidden = at > last[:, :, None]
+    hidden = at > place[:, :, None]
     if window is not None:
-        hidden |= at <= last[:, :, None] - window
-    if visible is not None:
-        hidden |= ~visible[:, None, :]
+        hidden |= at <= place[:, :, None] - window
     scores.masked_fill_(hidden[:, None, None], -torch.inf)
+    if held is not None:
+        scores.masked_fill_(~held[:, :, None, None], -torch.inf)
     if sinks is None:
         weights = torch.softmax(scores, dim=-1)
     else:
@@ -88,24 +95,3 @@ def value_distances(masses: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     value = value.to(masses.dtype)
     mean = torch.matmul(masses.unsqueeze(2), value) / masses.sum(dim=2)[..., None, None].clamp(min=1e-30)
     return torch.linalg.vector_norm(value - mean, dim=-1)
-
-
-def output_distances(masses: torch.Tensor, value: torch.Tensor, projection: torch.Tensor) -> torch.Tensor:
-    """The same distances where the model feels them: behind the output projection, ||W_h (v_j - mu)||.
-
-    `projection` (hidden, heads * dv) is the layer's o_proj.weight; W_h is the slice of a query head, and the norm is
-    the root mean square over the query heads of the KV head. Costs O(N dv^2) a KV head.
-    """
-    _, kv_heads, _, dim = value.shape
-    if projection.dim() != 2 or projection.shape[1] % (kv_heads * dim):
-        raise InvalidInput(
-            f"output weights: the output projection is {tuple(projection.shape)}, expected (hidden, heads * {dim}) "
-            f"with heads a multiple of {kv_heads}"
-        )
-    value = value.to(masses.dtype)
-    mean = torch.matmul(masses.unsqueeze(2), value) / masses.sum(dim=2)[..., None, None].clamp(min=1e-30)
-    slices = projection.to(masses.dtype).view(projection.shape[0], kv_heads, -1, dim)
-    gram = torch.einsum("ohgd,ohge->hde", slices, slices) / slices.shape[2]
-    off = value - mean
-    squared = (torch.matmul(off, gram) * off).sum(dim=-1)
-    return squared.clamp(min=0).sqrt()

@@ -55,6 +55,7 @@ _REBUILDS = {
     "SnapKVPress",
     "TOVAPress",
 }
+_INSTRUCTION = "Repeat the previous context"
 # Attributes that kvpress sets on modules of a model, and leaves there.
 _TRACES = ("masked_key_indices", "rotary_emb", "forward", "original_forward_KVComposePress")
 
@@ -313,11 +314,11 @@ class ReplayScorer(ContextScorer):
     @contextmanager
     def on(self, model: torch.nn.Module) -> Iterator[None]:
         refuse_rebuilt_queries(model, self.press, self.name)
+        refuse_without_tokenizer(model, self.name)
         press = copy.copy(self.press)
         with untouched(model):
-            # kvpress reads the tokenizer on entering; without a context it does nothing on leaving.
-            with explained(f"scores {self.name!r}", model), press(model):
-                pass
+            with explained(f"scores {self.name!r}"), press(model):
+                pass  # kvpress refuses on entering what it cannot do; without a context it does nothing on leaving
             yield
 
     def score_context(self, model: torch.nn.Module, ids: torch.Tensor, cache: Any) -> list[torch.Tensor]:
@@ -346,7 +347,7 @@ class ReplayScorer(ContextScorer):
 
         press.forward_hook = replayed
         try:
-            with torch.no_grad(), untouched(model), explained(f"scores {self.name!r}", model):
+            with torch.no_grad(), untouched(model), explained(f"scores {self.name!r}"):
                 for module in modules:
                     module.masked_key_indices = None  # an earlier press's selection would be written into the keys
                 with press(model):
@@ -487,18 +488,35 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def explained(what: str, tokenizer_of: Any = None) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """Whatever kvpress raises inside, as one line that begins with `what`; running out of memory stays what it is."""
     try:
         yield
     except (InvalidInput, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        hint = ""
-        if tokenizer_of is not None and not raised_in_kvpress(error):
-            folder = getattr(tokenizer_of.config, "name_or_path", "") or "its config names no folder"
-            hint = f"; it reads the tokenizer of the model's folder ({folder}): put tokenizer files there"
-        raise InvalidInput(f"{what}: kvpress refuses: {first_line(error)}{hint}") from error
+        raise InvalidInput(f"{what}: kvpress refuses: {first_line(error)}") from error
+
+
+def refuse_without_tokenizer(model: Any, name: str) -> None:
+    """Raise InvalidInput unless there is a tokenizer where kvpress will look for one to write its instruction with.
+
+    transformers makes an empty tokenizer of a folder that has none, without a word, and kvpress would replay without
+    its instruction.
+    """
+    from transformers import AutoTokenizer
+
+    folder = getattr(model.config, "name_or_path", "")
+    try:
+        found = AutoTokenizer.from_pretrained(folder).encode(_INSTRUCTION, add_special_tokens=False)
+        reason = "" if len(found) > 1 else "there is none"
+    except Exception as error:  # transformers and the hub's client raise all kinds
+        reason = first_line(error)
+    if reason:
+        raise InvalidInput(
+            f"{name}: kvpress reads the tokenizer from the folder or repository that the model's config names "
+            f"({folder or 'it names none'}): {reason}; load the model from a folder with tokenizer files"
+        )
 
 
 def refuse_batch(name: str, sequences: int) -> None:

@@ -26,12 +26,14 @@ from typing import NamedTuple
 import torch
 
 from ..errors import InvalidInput
+from . import decode
 
 SCORES = 2**23
 """Scores that the PyTorch way holds at a time where it holds them: 32 MiB in float32, and at most two copies. Query
 rows go in blocks of so many; one row of every query head is the least block."""
 
 COMPILED_ROWS = 32
+"""Rows that read one KV head, its query heads times Q, up to which the compiled way is taken."""
 
 # Private in PyTorch, but the one fused attention on the CPU that returns the log-sum-exp. None: plain products.
 FLASH: Callable | None = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
@@ -97,6 +99,8 @@ def attend(
         keys, values, positions, begin, end, tail_keys, tail_values, tail_length, tail_first, tail_visible, window
     )
     held.check(query, sinks)
+    if query.shape[1] // begin.shape[1] * query.shape[2] <= COMPILED_ROWS and decode.fits(query, held):
+        return decode.attend(query, held, scaling, softcap, sinks)
     with torch.no_grad():
         return _by_torch(query, held, scaling, softcap, sinks)
 

@@ -1,10 +1,10 @@
 """RaggedCache: a transformers Cache whose KV heads hold different numbers of keys, and only those.
 
-    cache = RaggedCache(model.config)
-    with ContourKVPress(budget=0.25)(model):
-        model(context_ids, past_key_values=cache)
-    model.generate(torch.cat([context_ids, question_ids], -1), past_key_values=cache)
-    cache.rollback()  # the next question finds the compressed context again
+cache = RaggedCache(model.config)
+with ContourKVPress(budget=0.25)(model):
+    model(context_ids, past_key_values=cache)
+model.generate(torch.cat([context_ids, question_ids], -1), past_key_values=cache)
+cache.rollback()  # the next question finds the compressed context again
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from transformers.cache_utils import Cache
 
 from ..errors import ContourKVError, InvalidInput
 from ..provenance import VERSION, atomic_path
-from . import registry
 from .layer import RaggedLayer
 
 FORMAT = "contourkv ragged cache 1"
@@ -45,7 +44,12 @@ class Watcher(Protocol):
         """Called once a layer, after it attended to its first tokens and before it lets go of any."""
 
     def later_block(
-        self, layer: RaggedLayer, module: torch.nn.Module, query: torch.Tensor, kwargs: Mapping[str, object]
+        self,
+        layer: RaggedLayer,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        visible: torch.Tensor | None,
+        kwargs: Mapping[str, object],
     ) -> None:
         """Called after a layer that held keys already attended to more; they are in its tail."""
 
@@ -73,7 +77,6 @@ class RaggedCache(Cache):
     def __init__(self, config: PreTrainedConfig) -> None:
         self.windows = layer_windows(config)
         self.model_type = config.get_text_config(decoder=True).model_type
-        registry.attach()
         super().__init__(layers=[RaggedLayer(index, window) for index, window in enumerate(self.windows)])
 
     def __repr__(self) -> str:
@@ -175,12 +178,21 @@ class RaggedCache(Cache):
                 if layer.tail_visible is not None:
                     tensors[f"{index}.tail_visible"] = layer.tail_visible[:, :used].contiguous()
             layers.append({"length": layer.length, "tail_first": layer.tail_first, "marked": layer.marked_length})
-        described = {"model_type": self.model_type, "windows": self.windows, "layers": layers, "version": VERSION}
+        described = {
+            "format": FORMAT,
+            "model_type": self.model_type,
+            "windows": self.windows,
+            "layers": layers,
+            "version": VERSION,
+        }
         with atomic_path(Path(path)) as partial:
-            save_file(tensors, partial, metadata={"format": FORMAT, "cache": json.dumps(described)})
+            # One entry: safetensors writes several in no fixed order.
+            save_file(tensors, partial, metadata={"cache": json.dumps(described)})
 
     @classmethod
-    def load(cls, path: str | Path, config: PreTrainedConfig, device: str | torch.device | Sequence = "cpu") -> RaggedCache:
+    def load(
+        cls, path: str | Path, config: PreTrainedConfig, device: str | torch.device | Sequence = "cpu"
+    ) -> RaggedCache:
         """Read a file that `save` wrote, for the model of `config`.
 
         Parameters
@@ -198,14 +210,13 @@ class RaggedCache(Cache):
             raise InvalidInput(f"device: got {len(devices)} devices for {len(cache.layers)} layers")
         try:
             with safe_open(Path(path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
+                described = json.loads((file.metadata() or {}).get("cache", "{}"))
+                if described.get("format") != FORMAT:
                     raise InvalidInput(f"{path}: not a saved RaggedCache of this version (expected {FORMAT!r})")
-                described = json.loads(metadata["cache"])
                 if (described["model_type"], described["windows"]) != (cache.model_type, cache.windows):
                     raise InvalidInput(
-                        f"{path}: holds the cache of a {described['model_type']} of {len(described['windows'])} layers, "
-                        f"the model is a {cache.model_type} of {len(cache.layers)}"
+                        f"{path}: holds the cache of a {described['model_type']} of {len(described['windows'])} "
+                        f"layers, the model is a {cache.model_type} of {len(cache.layers)}"
                     )
                 names = set(file.keys())
                 for index, (layer, facts) in enumerate(zip(cache.layers, described["layers"], strict=True)):

@@ -20,7 +20,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from ..errors import ContourKVError, InvalidInput
 from .attention import attend
-from .registry import RaggedKey
+from .registry import RaggedKey, attach
 
 if TYPE_CHECKING:
     from .cache import Watcher
@@ -156,6 +156,7 @@ class RaggedLayer(CacheLayerMixin):
         sequences, heads, tokens, _ = key.shape
         if tokens == 0:
             return
+        attach()  # an attention function may have been registered since the cache was made
         self.frozen_keys, self.frozen_values = _own(key).flatten(0, 2), _own(value).flatten(0, 2)
         self.positions = torch.arange(tokens, dtype=torch.int32, device=self.device).repeat(sequences * heads)
         self.end = torch.arange(1, sequences * heads + 1).view(sequences, heads) * tokens
@@ -351,7 +352,7 @@ class RaggedLayer(CacheLayerMixin):
                 tail_visible=self.tail_visible,
             )
             if self.watcher is not None:
-                self.watcher.later_block(self, module, query, kwargs)
+                self.watcher.later_block(self, module, query, visible, kwargs)
         return output.transpose(1, 2).contiguous(), None
 
     def _settle(self, visible: torch.Tensor | None) -> None:
@@ -500,7 +501,36 @@ class RaggedLayer(CacheLayerMixin):
         if self.length:
             self.reorder_cache(torch.arange(self.begin.shape[0]).repeat_interleave(repeats))
 
-    # ------------------------------------------------------------------ what is owned
+    # ------------------------------------------------------------------ what is held
+
+    def rectangle(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Everything held as rectangles over the positions that some head holds, for code that wants them: a copy.
+
+        Returns positions int64 (n,), keys (B, H, n, d), values (B, H, n, dv), zero where a head has no entry, and
+        which it has, bool (B, H, n).
+        """
+        sequences, heads = self.begin.shape
+        source, run = self._entries()
+        frozen, place = self.positions[source].long().unique(return_inverse=True)
+        used, runs = self.tail_length, sequences * heads
+        count = len(frozen) + used
+        tail = torch.arange(self.tail_first, self.tail_first + used, device=self.device)
+
+        def spread(flat: torch.Tensor, tail: torch.Tensor | None) -> torch.Tensor:
+            full = torch.zeros(runs, count, *flat.shape[1:], dtype=flat.dtype, device=self.device)
+            full[run, place] = flat[source]
+            if used:
+                full[:, count - used :] = tail[:, :, :used].reshape(runs, used, *flat.shape[1:])
+            return full.view(sequences, heads, count, *flat.shape[1:])
+
+        held = torch.zeros(runs, count, dtype=torch.bool, device=self.device)
+        held[run, place] = True
+        held[:, count - used :] = True
+        held = held.view(sequences, heads, count)
+        if used and self.tail_visible is not None:
+            held[:, :, count - used :] &= self.tail_visible[:, None, :used]
+        keys, values = spread(self.frozen_keys, self.tail_keys), spread(self.frozen_values, self.tail_values)
+        return torch.cat([frozen, tail]), keys, values, held
 
     def held_parts(self) -> Iterator[tuple[str, torch.Tensor, int]]:
         """(kind, tensor, bytes in use) of everything that the layer owns; the rest of a storage is slack."""

@@ -62,8 +62,12 @@ def attach() -> None:
     """Make every attention function that is registered now recognise ragged keys; harmless to repeat."""
     for name in [*ALL_ATTENTION_FUNCTIONS, "eager"]:
         attend = ALL_ATTENTION_FUNCTIONS.get(name, _eager)
-        if not name.startswith("paged|") and not hasattr(attend, _AWARE):
+        if name.startswith("paged|") or hasattr(attend, _AWARE):
+            continue
+        if name in ALL_ATTENTION_FUNCTIONS._local_mapping:
             ALL_ATTENTION_FUNCTIONS[name] = _aware(attend)
+        else:  # a local entry would hide what is registered under this name later
+            ALL_ATTENTION_FUNCTIONS.register(name, _aware(attend))
 
 
 def _aware(attend: Callable) -> Callable:
@@ -85,5 +89,14 @@ def _aware(attend: Callable) -> Callable:
     return attention
 
 
-def _eager(module: torch.nn.Module, *args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return eager_attention(module)(module, *args, **kwargs)
+def _eager(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    # dropout by name: registered functions have it sixth, an architecture's own eager function has scaling there
+    return eager_attention(module)(module, query, key, value, attention_mask, dropout=dropout, **kwargs)
