@@ -332,7 +332,7 @@ def kept_by(masked, heads, keys):
     return keep
 
 
-@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.9])
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.9, 0.97])
 @pytest.mark.parametrize("safeguard", [0.0, 0.2, 0.7])
 def test_adakv_keeps_what_kvpress_keeps(ratio, safeguard, rng):
     kvpress = pytest.importorskip("kvpress")
@@ -442,6 +442,21 @@ def test_one_key_one_head_and_empty_layers(split):
     assert sum(flat(short.entries)) == 4
     whole = allocate(Problem((torch.rand(2, 50),), None, (5,), 10**15), split)
     assert flat(whole.entries) == [50, 50]
+
+
+@pytest.mark.parametrize("name", sorted(SPLITS))
+def test_by_rule_keys_fill_the_floor_before_any_competition(name):
+    masses = torch.linspace(0.1, 1, 20).expand(3, -1)
+    found = allocate(Problem((masses,), None, (2,), 12, sinks=1, recent=1, floor=2), SPLITS[name]())
+    assert [each.nonzero().flatten().tolist() for each in found.keep[0]] == [[0, 19]] * 3
+
+
+def test_a_competing_entry_that_does_not_fit_stops_the_rule_behind_it():
+    dear, cheap = torch.full((1, 4), 70.0), torch.ones(1, 30)
+    problem = Problem((dear, cheap), None, (7, 1), 2, sinks=1, recent=1, floor=0)
+    assert flat(allocate(problem).entries) == oracle(problem)[0] == [0, 0]
+    problem = rebuilt(problem, budget=8)
+    assert flat(allocate(problem).entries) == oracle(problem)[0] == [1, 0]
 
 
 def test_a_head_without_mass_keeps_its_rule_and_its_floor():

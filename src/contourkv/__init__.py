@@ -1,4 +1,4 @@
-"""contourkv: exact best kept sets of attention rows, from model weights to figures.
+"""contourkv: exact best kept sets of attention rows, and a KV cache that spends its bytes by their masses.
 
 Names load on first use, so that `import contourkv` costs next to nothing.
 """
@@ -17,6 +17,10 @@ _HOME = {
     "balance": "selectors",
     "best_in_pool": "enumeration",
     "certify": "enumeration",
+    "RaggedCache": "ragged",
+    "ContourKVPress": "press",
+    "enforce": "press",
+    "held_bytes": "held",
     "ContourKVError": "errors",
 }
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import csv
+import inspect
 import io
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -156,7 +158,7 @@ def _over_dynamic(model: PreTrainedModel, ids: torch.Tensor, press: Any) -> Any:
     cache = DynamicCache()
     with untouched(model):
         with press(model):
-            model(ids, past_key_values=cache, logits_to_keep=1)
+            _read(model, ids, cache)
         return held_bytes(cache, model)
 
 
@@ -166,7 +168,7 @@ def _over_ragged(model: PreTrainedModel, ids: torch.Tensor, press: Any) -> Any:
 
     cache = RaggedCache(model.config)
     with press(model):
-        model(ids, past_key_values=cache, logits_to_keep=1)
+        _read(model, ids, cache)
     return held_bytes(cache, model)
 
 
@@ -183,8 +185,15 @@ def _prefill_full(model: PreTrainedModel, ids: torch.Tensor) -> Any:
 
     # As transformers itself makes it: sliding layers hold their window.
     cache = DynamicCache(config=model.config)
-    model(ids, past_key_values=cache, logits_to_keep=1)
+    _read(model, ids, cache)
     return held_bytes(cache)
+
+
+def _read(model: PreTrainedModel, ids: torch.Tensor, cache: Any) -> None:
+    """Prefill; only the last position's logits are computed."""
+    # transformers is renaming the argument: 5.2 knows one name, newest 5.x deprecates it.
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    model(ids, logits_to_keep=1, **{name: cache})
 
 
 def _row(press: str, ratio: float, nominal: int, held: Any, full: int) -> Row:
@@ -227,14 +236,13 @@ def _folder(model: str) -> Path:
     """A local folder; of a hub repository, the files that loading needs, fetched into the hub's own cache."""
     if Path(model).is_dir():
         return Path(model)
-    import re
-
     if Path(model).is_absolute() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model):
         raise InvalidInput(f"--model: {model}: there is no such folder, and it is no hub repository (owner/name)")
     from huggingface_hub import snapshot_download
 
+    wanted = ["*.json", "*.safetensors", "*.jinja", "*.model"]
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
+        return Path(snapshot_download(model, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except Exception as error:  # not found, gated, no network: the hub's client raises all kinds
         raise InvalidInput(
             f"--model: {model}: there is no such folder, and the hub does not give it ({_said(error)})"

@@ -370,7 +370,7 @@ def test_kvzip_needs_the_whole_context_in_the_cache(models):
     cache = DynamicCache()
     with torch.no_grad():
         models["llama"](ids_of(20), past_key_values=cache)
-    cache.crop(10)
+    cache.crop(-10)
     with pytest.raises(InvalidInput, match=r"layer 0 of the cache holds 10 of 20 keys; expected all of them"):
         resolve("kvzip").score_context(models["llama"], ids_of(20), cache)
 

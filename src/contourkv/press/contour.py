@@ -23,6 +23,7 @@ from .scores import ContextScorer, LayerScorer, WindowMass, attention_modules, r
 
 POSITION_BYTES = 4  # of an entry, beside its key and value
 CACHE_ARGUMENTS = ("past_key_values", "cache")  # transformers 5.2; newer
+CURVES = ("peak", "mean", "scores")
 TABLE_BYTES = 16  # of a KV head: where its run begins and ends
 
 
@@ -60,17 +61,18 @@ class ContourKVPress:
     scores : str, kvpress ScorerPress or callable
         What ranks the keys of a head: "mass" (the observed mass, needs no kvpress), "snapkv", "expected_attention",
         "compactor", "kvzip", any kvpress ScorerPress, or f(module, hidden_states, keys, values, attentions, kwargs)
-        that returns (1, H, N) for one sequence. Where they are masses (mass, SnapKV, KVzip) they are the curve too.
+        that returns (1, H, N) for one sequence.
     split : Split, optional
         How the budget is spread over heads: Contour() by default; Uniform(), AdaKV(), Pyramid(), Global() for
         comparison.
     weight : str
         What a unit of dropped mass counts as in the contour: "plain", "spread" or "distance", see
         `contourkv.allocator.weighted`.
+    curve : str
+        Whose dropped mass the contour counts: "peak", each key's largest mass in any observed row, which bounds what
+        every one of these rows loses; "mean", their mean; "scores", where the scores are masses themselves.
     rows : int
         Last query positions whose mass is observed.
-    pool : int
-        Observed masses are averaged over this many neighbouring keys (odd; 1 leaves them as they are).
     sinks, recent : int
         First and last keys that every head keeps by rule.
     floor, cap : int
@@ -96,10 +98,10 @@ class ContourKVPress:
         scores: object = "mass",
         split: Split | None = None,
         weight: str = "distance",
+        curve: str = "peak",
         rows: int = 64,
-        pool: int = 5,
         sinks: int = 4,
-        recent: int = 32,
+        recent: int = 16,
         floor: int = 1,
         cap: int | None = None,
         two_passes: bool = False,
@@ -116,9 +118,12 @@ class ContourKVPress:
         if two_passes and isinstance(self.scorer, ContextScorer):
             raise InvalidInput("two_passes: scores that replay the context need the full cache; leave it off for them")
         self.weight = weight
-        self.rows, self.pool = whole_number("rows", rows, 1), whole_number("pool", pool, 1)
-        if self.pool % 2 == 0:
-            raise InvalidInput(f"pool: expected an odd number of keys, got {pool}")
+        if curve not in CURVES:
+            raise InvalidInput(f"curve: expected one of {', '.join(CURVES)}, got {curve!r}")
+        if curve == "scores" and not self.scorer.is_mass:
+            raise InvalidInput(f'curve: scores {self.scorer.name!r} are no masses; use "peak" or "mean"')
+        self.curve = curve
+        self.rows = whole_number("rows", rows, 1)
         self.sinks, self.recent = whole_number("sinks", sinks, 0), whole_number("recent", recent, 0)
         self.floor = whole_number("floor", floor, 1)
         self.cap = None if cap is None else whole_number("cap", cap, self.floor)
@@ -214,28 +219,33 @@ class _Seen:
     present: torch.Tensor | None
     cost: int
 
-    def of(self, sequence: int) -> _Part:
-        """What one sequence has of it: the places where some head has an entry."""
-        scores, worth, column = self.scores[sequence], self.worth[sequence], self.positions
+    def of(self, sequence: int) -> list[_Part]:
+        """What one sequence has of it: all heads together, or head by head where they hold different places."""
+        scores, worth = self.scores[sequence], self.worth[sequence]
         if self.present is None:
-            return _Part(scores, worth, column, None, scores.numel())
+            return [_Part(slice(None), self.positions, scores, worth, self.cost)]
         present = self.present[sequence]
-        some = present.any(dim=0)
-        scores, worth, column, present = scores[:, some], worth[:, some], column[some], present[:, some]
-        if bool(present.all()):
-            return _Part(scores, worth, column, None, scores.numel())
-        # What is not there ranks behind everything that is, so that no budget is spent on it.
-        worth = torch.where(present, worth.clamp(min=torch.finfo(worth.dtype).tiny), 0.0)
-        scores = torch.where(present, scores, scores.min() - 1)
-        return _Part(scores, worth, column, present, int(present.sum()))
+        if bool((present == present[:1]).all()):
+            some = present[0]
+            return [_Part(slice(None), self.positions[some], scores[:, some], worth[:, some], self.cost)]
+        return [
+            _Part(
+                slice(head, head + 1),
+                self.positions[some],
+                scores[head : head + 1, some],
+                worth[head : head + 1, some],
+                self.cost,
+            )
+            for head, some in enumerate(present)
+        ]
 
 
 class _Part(NamedTuple):
-    scores: torch.Tensor  # (H, n)
-    worth: torch.Tensor  # (H, n)
-    column: torch.Tensor  # int64 (n,): positions
-    present: torch.Tensor | None  # bool (H, n)
-    entries: int
+    heads: slice
+    columns: torch.Tensor  # int64 (n,): positions
+    scores: torch.Tensor  # (heads, n)
+    worth: torch.Tensor  # (heads, n)
+    cost: int
 
 
 class _Run:
@@ -384,7 +394,7 @@ class _Run:
         for index, scores in enumerate(self.scorer.score_context(self.model, ids, plain)):
             seen = self.seen[index]
             seen.scores = scores
-            if self.scorer.is_mass:
+            if self.press.curve == "scores":
                 seen.worth = _weighted(scores, seen.worth, self.press.weight)
 
     # ------------------------------------------------------------------ inside a layer's attention
@@ -408,16 +418,16 @@ class _Run:
         held = None if visible is None else visible[:, None]
         self._count(layer, query, visible)
         masses = window_masses(query, key, rows=press.rows, visible=visible, held=held, **_how(layer, query, kwargs))
-        distances = value_distances(masses, value)
-        masses = smoothed(masses, press.pool)
-        scores = masses
+        distances = value_distances(masses.mean, value)
+        scores = scorer.of(masses.mean) if isinstance(scorer, WindowMass) else masses.mean
         if isinstance(scorer, LayerScorer):
             hidden, given = self.inputs.pop(layer.index)
             scores = scorer.score(module, hidden, key, value, weights, given, visible)
-        if isinstance(scorer, ContextScorer) and scorer.is_mass:
-            worth = distances  # until the masses are there
+        if press.curve == "scores" and isinstance(scorer, ContextScorer):
+            worth = distances  # until the scores are there
         else:
-            worth = _weighted(scores if scorer.is_mass else masses, distances, press.weight)
+            curve = {"peak": masses.peak, "mean": masses.mean, "scores": scores}[press.curve]
+            worth = _weighted(curve, distances, press.weight)
         tokens = key.shape[2]
         first = 0 if layer.window is None else max(tokens - layer.window + 1, 0)
         self.seen[layer.index] = _Seen(
@@ -450,14 +460,14 @@ class _Run:
             held=held,
             **_how(layer, query, kwargs),
         )
-        distances = value_distances(masses, value)
-        masses = smoothed(masses, self.press.pool)
+        curve = masses.peak if self.press.curve == "peak" else masses.mean
+        worth = _weighted(curve, value_distances(masses.mean, value), self.press.weight)
         first = 0
         if layer.window is not None:
             first = int(torch.searchsorted(positions, layer.length - layer.window, right=True))
         self.seen[layer.index] = _Seen(
-            scores=masses[:, :, first:],
-            worth=_weighted(masses, distances, self.press.weight)[:, :, first:],
+            scores=masses.mean[:, :, first:],
+            worth=worth[:, :, first:],
             positions=positions[first:],
             present=held[:, :, first:],
             cost=_cost(key, value),
@@ -480,37 +490,32 @@ class _Run:
         ]
         allocations = []
         for sequence in range(len(keeps[0])):
-            parts = [seen.of(sequence) for seen in layers]
-            heads = [len(part.scores) for part in parts]
             read = int(self.tokens[sequence])
             available = [read if layer.window is None else min(read, layer.window - 1) for layer in cache.layers]
-            costs = [seen.cost for seen in layers]
+            heads, costs = [seen.scores.shape[1] for seen in layers], [seen.cost for seen in layers]
             first, last = self.scorer.protected(max(available))
-            budget = press.budget.bytes_for(heads, available, costs, TABLE_BYTES * sum(heads))
-            held = [part.entries for part in parts]
-            problem = Problem(
-                scores=tuple(part.scores for part in parts),
-                masses=tuple(part.worth for part in parts),
-                costs=tuple(costs),
-                budget=min(budget, sum(entries * cost for entries, cost in zip(held, costs, strict=True))),
-                sinks=max(press.sinks, first),
-                recent=max(press.recent, last),
-                floor=press.floor,
-                cap=press.cap,
+            split = [seen.of(sequence) for seen in layers]
+            parts = [part for layer in split for part in layer]
+            allocation = allocate(
+                Problem(
+                    scores=tuple(part.scores for part in parts),
+                    masses=tuple(part.worth for part in parts),
+                    costs=tuple(part.cost for part in parts),
+                    budget=press.budget.bytes_for(heads, available, costs, TABLE_BYTES * sum(heads)),
+                    sinks=max(press.sinks, first),
+                    recent=max(press.recent, last),
+                    floor=press.floor,
+                    cap=press.cap,
+                ),
+                press.split,
             )
-            allocation = allocate(problem, press.split)
-            for keep, part, chosen in zip(keeps, parts, allocation.keep, strict=True):
-                keep[sequence][:, part.column] = chosen if part.present is None else chosen & part.present
+            chosen = iter(allocation.keep)
+            for keep, layer in zip(keeps, split, strict=True):
+                for part in layer:
+                    keep[sequence, part.heads][:, part.columns] = next(chosen)
             allocations.append(allocation)
         self.record.allocations.append(allocations)
         return list(keeps)
-
-
-def smoothed(masses: torch.Tensor, pool: int) -> torch.Tensor:
-    """Masses (B, H, N) averaged over `pool` neighbouring keys, what lies outside counting as zero."""
-    if pool == 1:
-        return masses
-    return torch.nn.functional.avg_pool1d(masses, pool, stride=1, padding=pool // 2)
 
 
 def _weighted(masses: torch.Tensor, distances: torch.Tensor, weight: str) -> torch.Tensor:

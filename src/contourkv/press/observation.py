@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+
+
+class WindowMasses(NamedTuple):
+    """What the last rows of a context put on each key; (B, H, N) each, float32 (float64 for float64 queries).
+
+    Attributes
+    ----------
+    mean : over the rows and the query heads of a KV head: a probability vector, short of what sinks take
+    peak : the largest of any of these rows: what is dropped of it bounds the dropped mass of every one of them
+    """
+
+    mean: torch.Tensor
+    peak: torch.Tensor
 
 
 def window_masses(
@@ -17,11 +32,11 @@ def window_masses(
     visible: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
     held: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Mean mass that the last rows of a context put on each key.
+) -> WindowMasses:
+    """Mass that the last rows of a context put on each key.
 
-    The mean is over the last `rows` query positions that are not padding and over the query heads of a KV head, so it
-    is itself a probability vector (short of what sinks take). Memory is O(rows * N) a query head.
+    The rows are the last `rows` query positions that are not padding, in every query head of a KV head. Memory is
+    O(rows * N) a query head.
 
     Parameters
     ----------
@@ -48,7 +63,7 @@ def window_masses(
 
     Returns
     -------
-    tensor (B, H, N), float32 (float64 for float64 queries)
+    WindowMasses
     """
     sequences, heads, tokens, dim = query.shape
     kv_heads, keys = key.shape[1:3]
@@ -83,7 +98,8 @@ def window_masses(
         sink = sinks.to(wide).view(1, kv_heads, group, 1, 1).expand(sequences, kv_heads, group, rows, 1)
         weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
     weights = torch.where(counted[:, None, None, :, None], weights, 0.0)
-    return weights.sum(dim=(2, 3)) / (group * counted.sum(dim=1).clamp(min=1)).view(sequences, 1, 1)
+    count = (group * counted.sum(dim=1).clamp(min=1)).view(sequences, 1, 1)
+    return WindowMasses(weights.sum(dim=(2, 3)) / count, weights.amax(dim=(2, 3)))
 
 
 def value_distances(masses: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,10 @@ whatever the threads did:
 Sums are in float32, of float64 in float64. bfloat16 is read as pairs in 32 bits: the upper half of a float32 is a
 bfloat16, so one shift gives the odd elements and one mask the even ones; queries and outputs are taken apart likewise.
 
-Threads are those that PyTorch works with: its own OpenMP runtime is called, so that no second pool of threads spins
-beside it. Where that runtime has no GNU entry point, all is done by the calling thread.
+The calling thread works; helpers, `torch.get_num_threads()` - 1 of them, are woken and join if they get a processor in
+time. Nobody waits for a helper that has not taken a unit: where others use the processors too, a parallel loop of
+OpenMP (PyTorch's own, or numba's) costs a time slice of 4 to 10 ms a call, this costs what one thread takes. numba's
+thread pools are not used for that reason, and because a second pool would spin beside PyTorch's.
 
 Everything is passed in one block of 64-bit numbers, named by the constants below; what would be ten array arguments
 costs more to pass than a short context takes to attend to.
@@ -20,13 +22,13 @@ costs more to pass than a short context takes to attend to.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
+import os
 import struct
 import threading
+import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -39,6 +41,12 @@ from ..errors import InvalidInput
 CHUNK = 256
 """Entries of a unit, at most; a multiple of 4."""
 ALIGNED = 64
+WORTH_HELP = 2**20
+"""Multiplications of a call from which on helpers are woken, about 30 microseconds of one thread."""
+HELP, LEAD, WAIT = range(3)
+"""What a thread comes to `_take_part` for."""
+OPEN = 2**32
+"""The gate holds this while a call is open for helpers, plus one for each of them that is inside."""
 NEVER = -3e38
 """Score of an entry that is not seen."""
 LEAST = -87.0
@@ -54,8 +62,8 @@ _SUMS = {"reassoc", "contract", "nsz"}
     SEQUENCES, HEADS, GROUP, ROWS, SIZE, VALUE_SIZE, THREADS,
     SCRATCH, SCRATCH_BYTES,
     UNITS, UNIT_COUNT, FIRST_UNIT, LEFT, TICKETS, ASKED, SCORES, TOPS, TOTALS, MIXED,
-    SCALING, SOFTCAP, SLOTS,
-) = range(46)  # fmt: skip
+    WORK, GATE, SCALING, SOFTCAP, SLOTS,
+) = range(48)  # fmt: skip
 
 
 def fits(query: torch.Tensor, held: object) -> bool:
@@ -87,7 +95,7 @@ def attend(
     InvalidInput
         A run outside the buffer.
     """
-    plan, work, work_address = _compiled(query.dtype)
+    plan, take_part = _compiled(query.dtype)
     sequences, query_heads, rows, size = query.shape
     heads, value_size = held.begin.shape[1], held.values.shape[1]
     output = torch.empty((sequences, rows, query_heads, value_size), dtype=query.dtype)
@@ -102,7 +110,7 @@ def attend(
     if sinks is not None:
         sinks = sinks.to(torch.float64).contiguous()
     threads = max(1, torch.get_num_threads())
-    scratch = _SCRATCH
+    scratch = _THREAD.scratch()
     _PARAMETERS.pack_into(
         scratch.parameters,
         0,
@@ -144,20 +152,15 @@ def attend(
             f"begin, end: got a run {int(begin[b, h])}:{int(end[b, h])} over {held.keys.shape[0]} entries; expected "
             "runs inside them"
         )
-    # A second thread costs some microseconds: it needs a few units to be worth them.
-    threads = min(threads, int(scratch.integers[UNIT_COUNT]) // 2)
-    if threads > 1 and _team() is not None:
-        _team()(work_address, scratch.address, threads, 0)
-    else:
-        work(scratch.address)
+    _TEAM.run(take_part, scratch, threads)
     return output.transpose(1, 2)
 
 
 _PARAMETERS = struct.Struct(f"={THREADS + 1}q")
 
 
-class _Scratch(threading.local):
-    """The block of numbers that a thread passes to the kernel, and memory for partial results: both reused."""
+class _Scratch:
+    """The block of numbers that a call passes to the kernel, and memory for partial results: both reused."""
 
     def __init__(self) -> None:
         self.integers = np.zeros(SLOTS, np.int64)
@@ -173,29 +176,73 @@ class _Scratch(threading.local):
         self.integers[SCRATCH_BYTES] = size
 
 
-_SCRATCH = _Scratch()
+class _Thread(threading.local):
+    """What each calling thread has of its own."""
+
+    def __init__(self) -> None:
+        self._scratch = _Scratch()
+
+    def scratch(self) -> _Scratch:
+        if self._scratch.integers[GATE]:  # a call was interrupted: leave what helpers may still look at to them
+            self._scratch = _Scratch()
+        return self._scratch
 
 
-@functools.cache
-def _team() -> Callable | None:
-    """GOMP_parallel(function, data, threads, flags) of the OpenMP runtime that PyTorch runs on, if it has one."""
-    for library in Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"):
+_THREAD = _Thread()
+
+
+class _Team:
+    """Threads that help a caller's own; one caller at a time has them, others meanwhile work alone."""
+
+    def __init__(self) -> None:
+        self._free = threading.Lock()
+        self._wake: list[threading.Lock] = []
+        self._job: tuple[Callable[[int, int], int], _Scratch] | None = None
+
+    def run(self, take_part: Callable[[int, int], int], scratch: _Scratch, threads: int) -> None:
+        """Do what is planned in `scratch` with at most so many threads."""
+        helped = threads > 1 and scratch.integers[WORK] >= WORTH_HELP and self._free.acquire(blocking=False)
         try:
-            # Of a library that is loaded already, this looks a name up in what it was linked with.
-            parallel = ctypes.CDLL(str(library)).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        parallel.restype = None
-        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        return parallel
-    return None
+            if helped:
+                self._job = take_part, scratch
+                for helper in range(threads - 1):
+                    self._call(helper)
+        finally:
+            role = LEAD
+            while take_part(scratch.address, role):
+                time.sleep(0)  # a helper was interrupted in its unit
+                role = WAIT
+            if helped:
+                self._free.release()
+
+    def _call(self, helper: int) -> None:
+        if helper == len(self._wake):
+            wake = threading.Lock()
+            threading.Thread(target=self._help, args=[wake], name="contourkv decode", daemon=True).start()
+            self._wake.append(wake)
+        elif self._wake[helper].locked():  # otherwise it has yet to answer an earlier call
+            self._wake[helper].release()
+
+    def _help(self, wake: threading.Lock) -> None:
+        while True:
+            wake.acquire()
+            take_part, scratch = self._job
+            take_part(scratch.address, HELP)
+            del scratch  # its thread may be gone by now
+
+
+_TEAM = _Team()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_TEAM.__init__)  # threads do not survive a fork
 
 
 @functools.cache
-def _compiled(dtype: torch.dtype) -> tuple[Callable[[int], int], Callable[[int], int], int]:
-    """Plan and work for a dtype, as C functions of the address of the block of numbers; the address of work."""
-    plan, work = (cfunc(types.int64(types.voidptr), cache=True)(function) for function in _KINDS[dtype])
-    return plan.ctypes, work.ctypes, work.address
+def _compiled(dtype: torch.dtype) -> tuple[Callable[[int], int], Callable[[int, int], int]]:
+    """Plan and work for a dtype, as C functions of the address of the block of numbers, and of a role."""
+    plan, take_part = _KINDS[dtype]
+    plan = cfunc(types.int64(types.voidptr), cache=True)(plan)
+    take_part = cfunc(types.int64(types.voidptr, types.int64), cache=True)(take_part)
+    return plan.ctypes, take_part.ctypes
 
 
 # ---------------------------------------------------------------------- compiled
@@ -260,6 +307,11 @@ def _array(address, shape, dtype):
 def _width(dtype):
     """Bytes of an element."""
     return _array(0, 0, dtype).itemsize
+
+
+@njit
+def _address(p, name):
+    return p.ctypes.data + 8 * name
 
 
 @njit
@@ -334,7 +386,11 @@ def _plan(address, element, working, pairs):
         left[run] = count - first_unit[run]
     first_unit[runs] = count
     p[UNIT_COUNT] = count
+    p[WORK] = 0
+    for unit in range(count):
+        p[WORK] += (units[unit, 3] - units[unit, 2]) * padded * (p[SIZE] + p[VALUE_SIZE])
     _ask(address, element, working, pairs)
+    _fetch_add(_address(p, GATE), OPEN)
     return size
 
 
@@ -362,13 +418,36 @@ def _ask(address, element, working, pairs):
 
 
 @njit
+def _take_part(address, role, element, stored, working, pairs):
+    """Work in a role; to the lead and to a waiting one, how many helpers are still inside."""
+    p = carray(address, SLOTS, np.int64)
+    gate = _address(p, GATE)
+    if role == HELP:
+        # Once inside, nothing that the call owns goes away.
+        if _fetch_add(gate, 1) >= OPEN:
+            _work(address, element, stored, working, pairs)
+        _fetch_add(gate, -1)
+        return 0
+    if role == LEAD:
+        _work(address, element, stored, working, pairs)
+        _fetch_add(gate, -OPEN)
+    for _ in range(2000):
+        if _fetch_add(gate, 0) == 0:
+            return 0
+    return 1
+
+
+@njit
 def _work(address, element, stored, working, pairs):
     """Take units until none is left; join those of a KV head when its last one is done."""
     p = carray(address, SLOTS, np.int64)
+    thread = _fetch_add(p[TICKETS], 1)
+    if thread >= p[THREADS]:
+        return
     runs, rows = p[SEQUENCES] * p[HEADS], p[GROUP] * p[ROWS]
     padded = (rows + 3) // 4 * 4
     size, value_size = p[SIZE] // pairs, p[VALUE_SIZE] // pairs  # in stored elements
-    scores = _array(p[SCORES], (p[THREADS], 4, CHUNK), working)[_fetch_add(p[TICKETS], 1)]
+    scores = _array(p[SCORES], (p[THREADS], 4, CHUNK), working)[thread]
     units = _array(p[UNITS], (p[UNIT_COUNT], 4), np.int64)
     asked = _array(p[ASKED], (runs, padded, pairs, size), working)
     tops = _array(p[TOPS], (p[UNIT_COUNT], padded), working)
@@ -379,7 +458,7 @@ def _work(address, element, stored, working, pairs):
     while True:
         unit = _fetch_add(p[TICKETS] + ALIGNED, 1)
         if unit >= p[UNIT_COUNT]:
-            return 0
+            return
         run, tail, first, last = units[unit, 0], units[unit, 1], units[unit, 2], units[unit, 3]
         b, h = run // p[HEADS], run % p[HEADS]
         count = last - first
@@ -700,20 +779,20 @@ def _plan_bfloat16(address):
     return _plan(address, np.uint16, np.float32, 2)
 
 
-def _work_float32(address):
-    return _work(address, np.float32, np.float32, np.float32, 1)
+def _take_part_float32(address, role):
+    return _take_part(address, role, np.float32, np.float32, np.float32, 1)
 
 
-def _work_float64(address):
-    return _work(address, np.float64, np.float64, np.float64, 1)
+def _take_part_float64(address, role):
+    return _take_part(address, role, np.float64, np.float64, np.float64, 1)
 
 
-def _work_bfloat16(address):
-    return _work(address, np.uint16, np.uint32, np.float32, 2)
+def _take_part_bfloat16(address, role):
+    return _take_part(address, role, np.uint16, np.uint32, np.float32, 2)
 
 
 _KINDS = {
-    torch.float32: (_plan_float32, _work_float32),
-    torch.float64: (_plan_float64, _work_float64),
-    torch.bfloat16: (_plan_bfloat16, _work_bfloat16),
+    torch.float32: (_plan_float32, _take_part_float32),
+    torch.float64: (_plan_float64, _take_part_float64),
+    torch.bfloat16: (_plan_bfloat16, _take_part_bfloat16),
 }
