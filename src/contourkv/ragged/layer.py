@@ -109,6 +109,7 @@ class RaggedLayer(CacheLayerMixin):
                 f"RaggedCache, layer {self.index}: got keys of {key_states.dtype} and values of {value_states.dtype}, "
                 "expected both in float32, bfloat16, float16 or float64; quantized caches are not supported"
             )
+        attach()  # here, and not once at import: functions may be registered at any time
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -156,7 +157,6 @@ class RaggedLayer(CacheLayerMixin):
         sequences, heads, tokens, _ = key.shape
         if tokens == 0:
             return
-        attach()  # an attention function may have been registered since the cache was made
         self.frozen_keys, self.frozen_values = _own(key).flatten(0, 2), _own(value).flatten(0, 2)
         self.positions = torch.arange(tokens, dtype=torch.int32, device=self.device).repeat(sequences * heads)
         self.end = torch.arange(1, sequences * heads + 1).view(sequences, heads) * tokens
