@@ -403,6 +403,37 @@ class TestContexts:
                 assert tensor.device.type == ("cpu" if table else device), kind
 
 
+class TestObserve:
+    """One prefill for several budgets."""
+
+    @pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
+    @pytest.mark.parametrize("scores", ["mass", "snapkv"])
+    def test_cuts_are_what_the_press_keeps(self, models, architecture, scores):
+        if scores != "mass":
+            pytest.importorskip("kvpress")
+        model, tokens, cache = models[architecture], ids(100), RaggedCache(models[architecture].config)
+        seen = ContourKVPress(0.5, scores=scores).observe(model, tokens, cache)
+        for press in (
+            ContourKVPress(0.2, scores=scores),
+            ContourKVPress(0.4, scores=scores, split=AdaKV()),
+            ContourKVPress(0.3, scores=scores, weight="plain", curve="mean"),
+        ):
+            cut, allocations = seen.cut(press)
+            alone, done = compressed(model, tokens, press)
+            assert repr(allocations) == repr(done.allocations[0])
+            for ours, theirs in zip(cut.layers, alone.layers, strict=True):
+                assert torch.equal(ours.positions, theirs.positions)
+                assert torch.equal(ours.frozen_values, theirs.frozen_values)
+            answered(model, cut, ids(4))
+        assert sum(int(entries.sum()) for entries in cache.entries()) == full_entries(cache, 100)
+        assert torch.isfinite(answered(model, cache, ids(4))).all()
+
+    def test_other_scores_than_those_observed_are_refused(self, models):
+        seen = ContourKVPress(0.5).observe(models["llama"], ids(50), RaggedCache(models["llama"].config))
+        with pytest.raises(InvalidInput, match="observed were scores 'mass' and the last 64 rows"):
+            seen.cut(ContourKVPress(0.5, rows=8))
+
+
 class TestTwoPasses:
     @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_oss"])
     def test_keeps_what_one_pass_keeps(self, models, architecture):

@@ -377,6 +377,17 @@ class TestState:
         assert torch.equal(fed(model, RaggedCache(model.config), ids(20, seed=8)), alone)
         assert before == {name: set(vars(module)) for name, module in model.named_modules()}
 
+    def test_a_copy_goes_its_own_way(self, models):
+        model = models["gemma3_text"]
+        cache = evicted(model, ids(40))
+        fed(model, cache, ids(5))
+        twin = cache.copy()
+        alone = fed(model, copy.deepcopy(cache), ids(6, seed=2), 3)
+        fed(model, twin, ids(30, seed=9))
+        twin.evict(0, random_keep(twin, 0.5)[0])
+        assert torch.equal(fed(model, cache, ids(6, seed=2), 3), alone)
+        assert twin.layers[1].frozen_keys is cache.layers[1].frozen_keys
+
     def test_reset_forgets_everything(self, models):
         model = models["gemma3_text"]
         cache = evicted(model, ids(40))

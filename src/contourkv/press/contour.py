@@ -19,7 +19,7 @@ from ..ragged.cache import RaggedCache
 from ..ragged.layer import RaggedLayer
 from .budget import Budget
 from .observation import value_distances, window_masses
-from .scores import ContextScorer, LayerScorer, WindowMass, attention_modules, resolve
+from .scores import ContextScorer, LayerScorer, Scorer, WindowMass, attention_modules, resolve
 
 POSITION_BYTES = 4  # of an entry, beside its key and value
 CACHE_ARGUMENTS = ("past_key_values", "cache")  # transformers 5.2; newer
@@ -196,6 +196,24 @@ class ContourKVPress:
                 model(ids[:, start:stop], **given)
         return run.record
 
+    def observe(self, model: PreTrainedModel, ids: torch.Tensor, cache: RaggedCache, **kwargs: object) -> Observation:
+        """Read a context and score it without compressing it, to compress it at several budgets afterwards.
+
+        One prefill and one scoring then serve every budget, split and weight: `Observation.cut`. Scores that depend
+        on the budget (Compactor) are those of this press's.
+
+        Parameters
+        ----------
+        ids : int64 tensor (B, N)
+        cache : an empty RaggedCache
+        **kwargs
+            For the model: attention_mask, position_ids.
+        """
+        run = _Run(self, model, observing=True)
+        with torch.no_grad(), run.hooked():
+            model(ids, past_key_values=cache, **kwargs)
+        return run.observation
+
 
 @dataclass
 class _Seen:
@@ -203,8 +221,10 @@ class _Seen:
 
     Attributes
     ----------
-    scores, worth : tensor (B, H, n)
-        Scores that rank a head's keys; masses that were observed, weighted.
+    scores : tensor (B, H, n)
+        Rank a head's keys.
+    mean, peak, distances : tensor (B, H, n)
+        Observed masses, and how far values lie from the mean output: see `contourkv.press.observation`.
     positions : int64 tensor (n,)
         Position of each place, ascending.
     present : bool tensor (B, H, n), optional
@@ -214,29 +234,28 @@ class _Seen:
     """
 
     scores: torch.Tensor
-    worth: torch.Tensor
+    mean: torch.Tensor
+    peak: torch.Tensor
+    distances: torch.Tensor
     positions: torch.Tensor
     present: torch.Tensor | None
     cost: int
 
-    def of(self, sequence: int) -> list[_Part]:
+    def of(self, sequence: int, press: ContourKVPress) -> list[_Part]:
         """What one sequence has of it: all heads together, or head by head where they hold different places."""
-        scores, worth = self.scores[sequence], self.worth[sequence]
+        scores = self.scores[sequence]
+        curve = {"peak": self.peak[sequence], "mean": self.mean[sequence], "scores": scores}[press.curve]
+        worth = weighted(curve, self.distances[sequence], press.weight)
         if self.present is None:
             return [_Part(slice(None), self.positions, scores, worth, self.cost)]
         present = self.present[sequence]
         if bool((present == present[:1]).all()):
             some = present[0]
             return [_Part(slice(None), self.positions[some], scores[:, some], worth[:, some], self.cost)]
+        heads = [slice(head, head + 1) for head in range(len(present))]
         return [
-            _Part(
-                slice(head, head + 1),
-                self.positions[some],
-                scores[head : head + 1, some],
-                worth[head : head + 1, some],
-                self.cost,
-            )
-            for head, some in enumerate(present)
+            _Part(head, self.positions[some], scores[head, some], worth[head, some], self.cost)
+            for head, some in zip(heads, present, strict=True)
         ]
 
 
@@ -248,11 +267,50 @@ class _Part(NamedTuple):
     cost: int
 
 
+@dataclass
+class Observation:
+    """A context that was read and scored, and not compressed yet: to be compressed at several budgets.
+
+    Attributes
+    ----------
+    cache : RaggedCache
+        Holds all of the context, and is marked; `cut` leaves it as it is.
+    """
+
+    cache: RaggedCache
+    _press: ContourKVPress
+    _layers: list[_Seen]
+    _tokens: torch.Tensor
+
+    def cut(self, press: ContourKVPress) -> tuple[RaggedCache, list[Allocation]]:
+        """A cache of its own that holds what `press` would have kept, and the allocation of each sequence.
+
+        Raises
+        ------
+        InvalidInput
+            `press` ranks keys by other scores, or observes other rows, than what was observed.
+        """
+        seen = self._press
+        if (press.scorer.name, press.rows) != (seen.scorer.name, seen.rows):
+            raise InvalidInput(
+                f"cut: observed were scores {seen.scorer.name!r} and the last {seen.rows} rows, the press asks for "
+                f"{press.scorer.name!r} and {press.rows}"
+            )
+        keeps, allocations = _allocate(press, press.scorer, self.cache, self._layers, self._tokens)
+        cut = self.cache.copy()
+        for index, keep in enumerate(keeps):
+            cut.evict(index, keep)
+        cut.mark()
+        return cut, allocations
+
+
 class _Run:
     """One block of a press over one model: the hooks, and what they saw."""
 
-    def __init__(self, press: ContourKVPress, model: PreTrainedModel, in_chunks: bool = False) -> None:
-        self.press, self.model, self.in_chunks = press, model, in_chunks
+    def __init__(
+        self, press: ContourKVPress, model: PreTrainedModel, in_chunks: bool = False, observing: bool = False
+    ) -> None:
+        self.press, self.model, self.in_chunks, self.observing = press, model, in_chunks, observing
         self.record = Compression()
         self.cache: RaggedCache | None = None  # the one being compressed
         self.chunked: RaggedCache | None = None  # the one that has read a chunk already
@@ -304,7 +362,7 @@ class _Run:
         if self.press.budget.kind != "fraction":
             share = Budget.of(compression_ratio=self._removed(ids.shape[1]))
             self.scorer = resolve(self.press.scores, self.press.seed, share)
-        if self.press.two_passes and not self.in_chunks:
+        if self.press.two_passes and not self.in_chunks and not self.observing:
             self.keeps = self._scout(args, kwargs)
         for layer in cache.layers:
             layer.watcher = self
@@ -344,7 +402,9 @@ class _Run:
         self._let_go(cache)
         if isinstance(self.scorer, ContextScorer):
             self._replay(cache, _ids_of(args, kwargs))
-        if self.keeps is None:
+        if self.observing:
+            self.observation = Observation(cache, self.press, self._in_order(), self.tokens)
+        elif self.keeps is None:
             keeps = self._allocate(cache)
             for index in range(len(cache.layers)):
                 cache.evict(index, keeps[index])
@@ -392,10 +452,7 @@ class _Run:
             plain.layers[index].keys = layer.frozen_keys.view(*shape, -1)
             plain.layers[index].values = layer.frozen_values.view(*shape, -1)
         for index, scores in enumerate(self.scorer.score_context(self.model, ids, plain)):
-            seen = self.seen[index]
-            seen.scores = scores
-            if self.press.curve == "scores":
-                seen.worth = _weighted(scores, seen.worth, self.press.weight)
+            self.seen[index].scores = scores
 
     # ------------------------------------------------------------------ inside a layer's attention
 
@@ -423,16 +480,13 @@ class _Run:
         if isinstance(scorer, LayerScorer):
             hidden, given = self.inputs.pop(layer.index)
             scores = scorer.score(module, hidden, key, value, weights, given, visible)
-        if press.curve == "scores" and isinstance(scorer, ContextScorer):
-            worth = distances  # until the scores are there
-        else:
-            curve = {"peak": masses.peak, "mean": masses.mean, "scores": scores}[press.curve]
-            worth = _weighted(curve, distances, press.weight)
         tokens = key.shape[2]
         first = 0 if layer.window is None else max(tokens - layer.window + 1, 0)
         self.seen[layer.index] = _Seen(
             scores=scores[:, :, first:],
-            worth=worth[:, :, first:],
+            mean=masses.mean[:, :, first:],
+            peak=masses.peak[:, :, first:],
+            distances=distances[:, :, first:],
             positions=torch.arange(first, tokens, device=key.device),
             present=None if visible is None else visible[:, None, first:].expand(scores[:, :, first:].shape),
             cost=_cost(key, value),
@@ -460,14 +514,14 @@ class _Run:
             held=held,
             **_how(layer, query, kwargs),
         )
-        curve = masses.peak if self.press.curve == "peak" else masses.mean
-        worth = _weighted(curve, value_distances(masses.mean, value), self.press.weight)
         first = 0
         if layer.window is not None:
             first = int(torch.searchsorted(positions, layer.length - layer.window, right=True))
         self.seen[layer.index] = _Seen(
             scores=masses.mean[:, :, first:],
-            worth=worth[:, :, first:],
+            mean=masses.mean[:, :, first:],
+            peak=masses.peak[:, :, first:],
+            distances=value_distances(masses.mean, value)[:, :, first:],
             positions=positions[first:],
             present=held[:, :, first:],
             cost=_cost(key, value),
@@ -479,47 +533,49 @@ class _Run:
             new = torch.full((sequences,), tokens) if visible is None else visible.sum(dim=1).cpu()
             self.tokens = new if layer.tail_length == 0 and not self.chunked else self.tokens + new
 
-    # ------------------------------------------------------------------ the budget
+    def _in_order(self) -> list[_Seen]:
+        return [self.seen[index] for index in range(len(self.seen))]
 
     def _allocate(self, cache: RaggedCache) -> list[torch.Tensor | None]:
-        """Keep masks (B, H, tokens seen) of all layers; each sequence is allocated by itself."""
-        press, length = self.press, cache.get_seq_length()
-        layers = [self.seen[index] for index in range(len(cache.layers))]
-        keeps = [
-            torch.zeros(*seen.scores.shape[:2], length, dtype=torch.bool, device=seen.scores.device) for seen in layers
-        ]
-        allocations = []
-        for sequence in range(len(keeps[0])):
-            read = int(self.tokens[sequence])
-            available = [read if layer.window is None else min(read, layer.window - 1) for layer in cache.layers]
-            heads, costs = [seen.scores.shape[1] for seen in layers], [seen.cost for seen in layers]
-            first, last = self.scorer.protected(max(available))
-            split = [seen.of(sequence) for seen in layers]
-            parts = [part for layer in split for part in layer]
-            allocation = allocate(
-                Problem(
-                    scores=tuple(part.scores for part in parts),
-                    masses=tuple(part.worth for part in parts),
-                    costs=tuple(part.cost for part in parts),
-                    budget=press.budget.bytes_for(heads, available, costs, TABLE_BYTES * sum(heads)),
-                    sinks=max(press.sinks, first),
-                    recent=max(press.recent, last),
-                    floor=press.floor,
-                    cap=press.cap,
-                ),
-                press.split,
-            )
-            chosen = iter(allocation.keep)
-            for keep, layer in zip(keeps, split, strict=True):
-                for part in layer:
-                    keep[sequence, part.heads][:, part.columns] = next(chosen)
-            allocations.append(allocation)
+        keeps, allocations = _allocate(self.press, self.scorer, cache, self._in_order(), self.tokens)
         self.record.allocations.append(allocations)
-        return list(keeps)
+        return keeps
 
 
-def _weighted(masses: torch.Tensor, distances: torch.Tensor, weight: str) -> torch.Tensor:
-    return weighted(masses.flatten(0, 1), distances.flatten(0, 1), weight).view(masses.shape)
+def _allocate(
+    press: ContourKVPress, scorer: Scorer, cache: RaggedCache, layers: list[_Seen], tokens: torch.Tensor
+) -> tuple[list[torch.Tensor | None], list[Allocation]]:
+    """Keep masks (B, H, tokens seen) of all layers, and the allocation of each sequence: it is made for each alone."""
+    length = cache.get_seq_length()
+    keeps = [
+        torch.zeros(*seen.scores.shape[:2], length, dtype=torch.bool, device=seen.scores.device) for seen in layers
+    ]
+    allocations = []
+    for sequence, read in enumerate(tokens.tolist()):
+        available = [read if layer.window is None else min(read, layer.window - 1) for layer in cache.layers]
+        heads, costs = [seen.scores.shape[1] for seen in layers], [seen.cost for seen in layers]
+        first, last = scorer.protected(max(available))
+        split = [seen.of(sequence, press) for seen in layers]
+        parts = [part for layer in split for part in layer]
+        allocation = allocate(
+            Problem(
+                scores=tuple(part.scores for part in parts),
+                masses=tuple(part.worth for part in parts),
+                costs=tuple(part.cost for part in parts),
+                budget=press.budget.bytes_for(heads, available, costs, TABLE_BYTES * sum(heads)),
+                sinks=max(press.sinks, first),
+                recent=max(press.recent, last),
+                floor=press.floor,
+                cap=press.cap,
+            ),
+            press.split,
+        )
+        chosen = iter(allocation.keep)
+        for keep, layer in zip(keeps, split, strict=True):
+            for part in layer:
+                keep[sequence, part.heads][:, part.columns] = next(chosen)
+        allocations.append(allocation)
+    return list(keeps), allocations
 
 
 def _how(layer: RaggedLayer, query: torch.Tensor, kwargs: Mapping[str, object]) -> dict[str, object]:

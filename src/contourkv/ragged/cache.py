@@ -9,6 +9,7 @@ cache.rollback()  # the next question finds the compressed context again
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -118,6 +119,12 @@ class RaggedCache(Cache):
         `keep` is bool (B, H, N); `length` the tokens seen, by default N (key n has position length - N + n).
         """
         self.layers[layer].take(keys, values, keep, keys.shape[2] if length is None else length)
+
+    def copy(self) -> RaggedCache:
+        """Another cache with the same contents. The frozen parts are shared until one of the two evicts."""
+        twin = copy.copy(self)
+        twin.layers = [layer.copy() for layer in self.layers]
+        return twin
 
     def mark(self) -> None:
         """Make this the state that `rollback` returns to. A press does so when it has compressed."""

@@ -11,6 +11,7 @@ them are evicted, so rotary embeddings of later tokens continue from the true le
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -86,6 +87,14 @@ class RaggedLayer(CacheLayerMixin):
     def __repr__(self) -> str:
         held = "empty" if not self.length else f"{int(self.lengths().sum())} entries of {self.length} tokens"
         return f"RaggedLayer({self.index}, {held}" + (f", window {self.window})" if self.window else ")")
+
+    def copy(self) -> RaggedLayer:
+        """Another layer with the same contents: the frozen part is shared, for it is replaced and never written."""
+        twin = copy.copy(self)
+        for name in ("tail_keys", "tail_values", "tail_visible"):
+            tail = getattr(self, name)
+            setattr(twin, name, None if tail is None else tail.clone())
+        return twin
 
     # ------------------------------------------------------------------ what transformers asks
 
