@@ -6,14 +6,17 @@ from pathlib import Path
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_python_examples_run(capsys):
+def test_python_examples_run(capsys, tmp_path, monkeypatch):
     text = README.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 2
     namespace: dict = {}
     for block in blocks:
         exec(compile(block, str(README), "exec"), namespace)
-    assert "kappa-hat" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "kappa-hat" in printed and "Allocation(" in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["context.safetensors"]
 
 
 def test_every_named_target_exists():

@@ -84,7 +84,7 @@ class Problem:
     costs: tuple[int, ...]
     budget: int
     sinks: int = 4
-    recent: int = 32
+    recent: int = 16
     floor: int = 1
     cap: int | None = None
 
@@ -108,11 +108,11 @@ class Problem:
                 )
         if not isinstance(self.costs, tuple | list) or len(self.costs) != len(scores):
             raise InvalidInput(f"costs: expected {len(scores)} whole numbers, one a layer, got {self.costs!r}")
-        costs = tuple(_at_least("costs", cost, 1) for cost in self.costs)
-        budget = _at_least("budget", self.budget, 1, " of bytes")
-        numbers = {name: _at_least(name, getattr(self, name), 0) for name in ("sinks", "recent", "floor")}
+        costs = tuple(whole_number("costs", cost, 1) for cost in self.costs)
+        budget = whole_number("budget", self.budget, 1)
+        numbers = {name: whole_number(name, getattr(self, name), 0) for name in ("sinks", "recent", "floor")}
         if self.cap is not None:
-            numbers["cap"] = _at_least("cap", self.cap, max(1, numbers["floor"]))
+            numbers["cap"] = whole_number("cap", self.cap, max(1, numbers["floor"]))
         numbers |= {"scores": scores, "masses": None if self.masses is None else masses, "costs": costs}
         for name, value in (numbers | {"budget": budget}).items():
             object.__setattr__(self, name, value)
@@ -757,13 +757,6 @@ def _counts(name: str, counts: object, problem: Problem, most: tuple[int, ...] |
         if bool(((count < 0) | (count > high)).any()):
             raise InvalidInput(f"{name}: expected counts from 0 to {high} in layer {layer}, got {count.tolist()}")
     return tuple(count.long().to(score.device) for count, score in zip(counts, problem.scores, strict=True))
-
-
-def _at_least(name: str, value: object, least: int, unit: str = "") -> int:
-    number = whole_number(name, value)
-    if number < least:
-        raise InvalidInput(f"{name}: expected a whole number{unit} of at least {least}, got {number}")
-    return number
 
 
 def _is_number(value: object) -> bool:

@@ -166,7 +166,7 @@ def _masses(
     if any(later.entries.start < earlier.entries.stop for earlier, later in pairwise(by_place)):
         raise InvalidInput("begin, end: runs share entries, which therefore have no one mass; observe before sharing")
     query = query.reshape(runs, group, rows, query.shape[3])
-    tail_keys = held.tail_keys[:, :, : held.tail_length].flatten(0, 1)
+    tail_keys = held.tail_keys.flatten(0, 1)[:, : held.tail_length]
     counted = query.new_ones(sequences, rows, dtype=torch.float32) if query_visible is None else query_visible.float()
     share = counted / (group * counted.sum(1, keepdim=True)).clamp(min=1.0)
     share = share.repeat_interleave(held.begin.shape[1], dim=0).unsqueeze(1)  # (runs, 1, Q)
@@ -248,6 +248,15 @@ class _Held:
                 f"tail_length: got {self.tail_length}, expected {rows} (the rows, whose own keys are in the tail) to "
                 f"{capacity} (its slots)"
             )
+        if self.positions.shape != self.keys.shape[:1]:
+            raise InvalidInput(
+                f"positions: got shape {tuple(self.positions.shape)}, expected ({self.keys.shape[0]},), one a key"
+            )
+        if self.tail_visible is not None and self.tail_visible.shape != (sequences, capacity):
+            raise InvalidInput(
+                f"tail_visible: got shape {tuple(self.tail_visible.shape)}, expected ({sequences}, {capacity}), one a "
+                "tail slot"
+            )
         if sinks is not None and sinks.shape != (query.shape[1],):
             raise InvalidInput(f"sinks: got shape {tuple(sinks.shape)}, expected ({query.shape[1]},), one a query head")
 
@@ -313,9 +322,7 @@ def _by_torch(
     sequences, query_heads, rows, _ = query.shape
     runs, group, size = held.begin.numel(), query_heads // held.begin.shape[1], held.values.shape[1]
     query = query.reshape(runs, group, rows, query.shape[3])
-    tail_keys, tail_values = (
-        tail[:, :, : held.tail_length].flatten(0, 1) for tail in (held.tail_keys, held.tail_values)
-    )
+    tail_keys, tail_values = (tail.flatten(0, 1) for tail in (held.tail_keys, held.tail_values))
     stacks = held.stacks()
     at = held.row_positions(rows)
     flash = FLASH is not None and query.device.type == "cpu" and softcap is None and size == query.shape[3]
@@ -349,7 +356,7 @@ def _by_torch(
             earlier = slots - rows
             if earlier:
                 parts.append(softmax(asked, tail_keys[:, :earlier], tail_values[:, :earlier], None))
-            parts.append(softmax(asked, tail_keys[:, earlier:], tail_values[:, earlier:], None, causal=True))
+            parts.append(softmax(asked, tail_keys[:, earlier:slots], tail_values[:, earlier:slots], None, True))
         else:
             seen = held.seen_in_tail(slots, here)
             parts.append(softmax(asked, tail_keys[:, :slots], tail_values[:, :slots], seen))
@@ -374,6 +381,8 @@ def _by_flash(
     elif not causal:
         query = query.flatten(1, 2).unsqueeze(1)  # every row sees the same: one pass over the keys for all of a group
     keys, values = (x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (keys, values))
+    # The kernel takes the elements of a row to lie side by side, and does not look.
+    query, keys, values = (x if x.stride(3) == 1 else x.contiguous() for x in (query, keys, values))
     output, level = FLASH(query, keys, values, 0.0, causal, attn_mask=mask, scale=scaling)
     output, level = (x.flatten(1, 2).unflatten(1, (group, rows)) for x in (output, level))
     if seen is not None:  # the kernel's level of a row that sees nothing is 0
