@@ -56,7 +56,7 @@ test: setup
 
 test-newest: $(NEWEST_STAMP)
 	CONTOURKV_WITHOUT_KVPRESS=1 $(NEWEST_VENV)/bin/python -m pytest tests/ragged tests/press tests/capture \
-	  tests/test_allocator.py tests/test_held.py tests/test_cli.py tests/test_operator.py
+	  tests/test_held.py tests/test_cli.py
 
 $(NEWEST_STAMP): pyproject.toml requirements.lock
 	$(PYTHON) -m venv --clear $(NEWEST_VENV)

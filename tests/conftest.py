@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +14,12 @@ from contourkv import Instance
 
 settings.register_profile("contourkv", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("contourkv")
+
+
+def pytest_configure() -> None:
+    """Tests against kvpress are skipped where it cannot be, `make test-newest`, and nowhere else by oversight."""
+    if importlib.util.find_spec("kvpress") is None and "CONTOURKV_WITHOUT_KVPRESS" not in os.environ:
+        raise pytest.UsageError("kvpress is not installed: make setup; or set CONTOURKV_WITHOUT_KVPRESS=1")
 
 
 def random_row(rng: np.random.Generator, keys: int, head_dim: int, sharpness: float = 2.0) -> Instance:

@@ -8,7 +8,8 @@ import weakref
 import pytest
 import torch
 import transformers
-from capture.tiny_models import SPECIAL, WINDOW, build, ids_of
+from cache_models import ARCHITECTURES, TOLERANCE, built, ids, left_padded
+from capture.tiny_models import WINDOW, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,24 +23,10 @@ from contourkv.models.random_source import make_model
 from contourkv.press.contour import POSITION_BYTES, TABLE_BYTES
 from contourkv.press.observation import value_distances, window_masses
 
-ARCHITECTURES = tuple(SPECIAL)
-TOLERANCE = 1e-4
-
-
-def built(architecture: str, **special: object) -> transformers.PreTrainedModel:
-    model = build(architecture, eos_token_id=None, **special)
-    if architecture in ("gemma2", "gpt_oss"):
-        model.set_attn_implementation("eager")
-    return model
-
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, transformers.PreTrainedModel]:
     return {name: built(name) for name in ARCHITECTURES}
-
-
-def ids(length: int, seed: int = 3) -> torch.Tensor:
-    return torch.tensor([ids_of(length, seed)])
 
 
 def compressed(model: transformers.PreTrainedModel, tokens: torch.Tensor, press: ContourKVPress, **kwargs: object):
@@ -683,13 +670,3 @@ class TestRefused:
             ContourKVPress(0.5, split=Uniform()).prefill(models["llama"], ids(50), cache)
         with pytest.raises(InvalidInput, match="ids: expected token ids"):
             ContourKVPress(0.5).prefill(models["llama"], ids(50)[0], cache)
-
-
-def left_padded(texts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = max(text.shape[1] for text in texts)
-    batch = torch.zeros(len(texts), longest, dtype=torch.long)
-    mask = torch.zeros_like(batch)
-    for row, text in enumerate(texts):
-        batch[row, longest - text.shape[1] :] = text
-        mask[row, longest - text.shape[1] :] = 1
-    return batch, mask

@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 import transformers
-from capture.tiny_models import SPECIAL, WINDOW, build, ids_of
+from cache_models import ARCHITECTURES, TOLERANCE, built, ids, left_padded
+from capture.tiny_models import WINDOW, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
@@ -16,24 +17,10 @@ from contourkv.errors import ContourKVError, InvalidInput
 from contourkv.ragged import RaggedCache
 from contourkv.ragged.layer import CROP_TAKES_LENGTH, RaggedLayer
 
-ARCHITECTURES = tuple(SPECIAL)
-TOLERANCE = 1e-4  # float32 logits
-
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, transformers.PreTrainedModel]:
     return {name: built(name) for name in ARCHITECTURES}
-
-
-def built(architecture: str, **special: object) -> transformers.PreTrainedModel:
-    model = build(architecture, eos_token_id=None, **special)
-    if architecture == "gemma2":
-        model.set_attn_implementation("eager")
-    return model
-
-
-def ids(length: int, seed: int = 3) -> torch.Tensor:
-    return torch.tensor([ids_of(length, seed)])
 
 
 @torch.no_grad()
@@ -541,16 +528,6 @@ class TestRefused:
         fed(models["llama"], cache, ids(10))
         with pytest.raises(InvalidInput, match="evict: keep"):
             cache.evict(0, keep)
-
-
-def left_padded(texts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = max(text.shape[1] for text in texts)
-    batch = torch.zeros(len(texts), longest, dtype=torch.long)
-    mask = torch.zeros_like(batch)
-    for row, text in enumerate(texts):
-        batch[row, longest - text.shape[1] :] = text
-        mask[row, longest - text.shape[1] :] = 1
-    return batch, mask
 
 
 @torch.no_grad()

@@ -40,7 +40,10 @@ from ..errors import InvalidInput
 
 CHUNK = 256
 """Entries of a unit, at most; a multiple of 4."""
-ALIGNED = 64
+CACHE_LINE = 64
+AHEAD = 2**14
+"""Bytes that memory is asked for in advance. The processor's own prefetching falls behind: without, a step over keys
+that are in no cache takes 2.5 times as long in float32, 1.2 times in bfloat16."""
 WORTH_HELP = 2**20
 """Multiplications of a call from which on helpers are woken, about 30 microseconds of one thread."""
 HELP, LEAD, WAIT = range(3)
@@ -171,8 +174,8 @@ class _Scratch:
 
     def grow(self, size: int) -> None:
         self.size = size
-        self._memory = np.empty(size + ALIGNED, np.uint8)
-        self.integers[SCRATCH] = -(-self._memory.ctypes.data // ALIGNED) * ALIGNED
+        self._memory = np.empty(size + CACHE_LINE, np.uint8)
+        self.integers[SCRATCH] = -(-self._memory.ctypes.data // CACHE_LINE) * CACHE_LINE
         self.integers[SCRATCH_BYTES] = size
 
 
@@ -298,6 +301,31 @@ def _greater(typing_context, x, y):
     return x(x, x), generate
 
 
+@intrinsic
+def _prefetch(typing_context, address):
+    """Ask for a cache line, up to the second level. Nothing need lie there."""
+
+    def generate(context, builder, signature, arguments):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        )
+        read, second_level, data = 0, 2, 1
+        builder.call(function, [builder.inttoptr(arguments[0], byte), number(read), number(second_level), number(data)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@njit
+def _ask_ahead(rows, j, count):
+    """Prefetch what lies AHEAD of rows j .. j + count - 1."""
+    width = rows.shape[1] * rows.itemsize
+    first = rows.ctypes.data + j * width + AHEAD
+    for line in range(0, count * width, CACHE_LINE):
+        _prefetch(first + line)
+
+
 @njit
 def _array(address, shape, dtype):
     return carray(_pointer(address), shape, dtype)
@@ -323,7 +351,7 @@ def _units_of(entries):
 def _reserve(p, name, at, size):
     """Give `size` bytes of the scratch from `at` to `name`; where the next begins."""
     p[name] = p[SCRATCH] + at
-    return at + (size + ALIGNED - 1) // ALIGNED * ALIGNED
+    return at + (size + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
 
 
 @njit
@@ -355,7 +383,7 @@ def _plan(address, element, working, pairs):
             return -1 - run
         most += _units_of(end[run] - begin[run])
     width = _width(working)
-    size = _reserve(p, TICKETS, 0, 2 * ALIGNED)
+    size = _reserve(p, TICKETS, 0, 2 * CACHE_LINE)
     size = _reserve(p, UNITS, size, most * 4 * 8)
     size = _reserve(p, FIRST_UNIT, size, (runs + 1) * 8)
     size = _reserve(p, LEFT, size, runs * 8)
@@ -366,8 +394,8 @@ def _plan(address, element, working, pairs):
     size = _reserve(p, MIXED, size, most * padded * p[VALUE_SIZE] * width)
     if size > p[SCRATCH_BYTES]:
         return size
-    tickets = _array(p[TICKETS], 2 * ALIGNED // 8, np.int64)
-    tickets[0] = tickets[ALIGNED // 8] = 0
+    tickets = _array(p[TICKETS], 2 * CACHE_LINE // 8, np.int64)
+    tickets[0] = tickets[CACHE_LINE // 8] = 0
     units = _array(p[UNITS], (most, 4), np.int64)
     first_unit, left = _array(p[FIRST_UNIT], runs + 1, np.int64), _array(p[LEFT], runs, np.int64)
     positions = _array(p[POSITIONS], p[ENTRIES], np.int32)
@@ -456,7 +484,7 @@ def _work(address, element, stored, working, pairs):
     softcap = working(carray(address, SLOTS, np.float64)[SOFTCAP])
     width = _width(stored)
     while True:
-        unit = _fetch_add(p[TICKETS] + ALIGNED, 1)
+        unit = _fetch_add(p[TICKETS] + CACHE_LINE, 1)
         if unit >= p[UNIT_COUNT]:
             return
         run, tail, first, last = units[unit, 0], units[unit, 1], units[unit, 2], units[unit, 3]
@@ -582,6 +610,7 @@ def _score_plain(keys, asked, scores):
     """Scores of four rows, two keys at a time; of an odd number the last one twice."""
     count, size = keys.shape
     for j in range(0, count, 2):
+        _ask_ahead(keys, j, 2)
         other = min(j + 1, count - 1)
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = scores.dtype.type(0)
         for i in range(size):
@@ -603,6 +632,7 @@ def _score_pairs(keys, asked, scores):
     """The same of bfloat16 pairs; the rows hold their even elements first."""
     count, size = keys.shape
     for j in range(0, count, 2):
+        _ask_ahead(keys, j, 2)
         other = min(j + 1, count - 1)
         a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = np.float32(0)
         for i in range(size):
@@ -628,6 +658,7 @@ def _mix_plain(values, weights, mixed):
         for i in range(size):
             mixed[s, 0, i] = 0
     for j in range(0, count, 4):
+        _ask_ahead(values, j, 4)
         j1, j2, j3 = min(j + 1, count - 1), min(j + 2, count - 1), min(j + 3, count - 1)
         a0, a1, a2, a3 = weights[0, j], weights[0, j + 1], weights[0, j + 2], weights[0, j + 3]
         b0, b1, b2, b3 = weights[1, j], weights[1, j + 1], weights[1, j + 2], weights[1, j + 3]
@@ -649,6 +680,7 @@ def _mix_pairs(values, weights, mixed):
         for i in range(size):
             mixed[s, 0, i] = mixed[s, 1, i] = 0
     for j in range(0, count, 4):
+        _ask_ahead(values, j, 4)
         j1, j2, j3 = min(j + 1, count - 1), min(j + 2, count - 1), min(j + 3, count - 1)
         a0, a1, a2, a3 = weights[0, j], weights[0, j + 1], weights[0, j + 2], weights[0, j + 3]
         b0, b1, b2, b3 = weights[1, j], weights[1, j + 1], weights[1, j + 2], weights[1, j + 3]
