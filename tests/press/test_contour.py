@@ -215,6 +215,8 @@ class TestKept:
         cache, _ = compressed(model, ids(120), ContourKVPress(0.3, split=split, recent=8))
         assert sum(int(entries.sum()) for entries in cache.entries()) <= 0.3 * full_entries(cache, 120)
         assert torch.isfinite(answered(model, cache, ids(9))).all()
+        named, _ = compressed(model, ids(120), ContourKVPress(0.3, split=type(split).__name__.lower(), recent=8))
+        assert torch.equal(named.layers[0].positions, cache.layers[0].positions)
         if isinstance(split, Uniform):
             assert max(int(e.max()) for e in cache.entries()) - min(int(e.min()) for e in cache.entries()) <= 1
 
@@ -587,7 +589,7 @@ class TestRefused:
             ({}, "exactly one of them, got none"),
             ({"budget": 0.5, "entries": 9}, "exactly one of them, got budget and entries"),
             ({"budget": 0.5, "weight": "heavy"}, "weight: expected one of plain"),
-            ({"budget": 0.5, "split": "contour"}, "split: expected one of"),
+            ({"budget": 0.5, "split": "even"}, "split: expected one of contour, uniform"),
             ({"budget": 0.5, "rows": 0}, "rows: expected a whole number of at least 1"),
             ({"budget": 0.5, "curve": "flat"}, "curve: expected one of peak"),
             ({"budget": 0.5, "curve": "scores", "scores": print}, "curve: scores 'print' are no masses"),
@@ -644,6 +646,13 @@ class TestRefused:
         model = built("llama").train()
         with pytest.raises(InvalidInput, match=r"model\.eval\(\)"):
             compressed(model, ids(20), ContourKVPress(0.5))
+
+    def test_two_presses_at_once(self, models):
+        model, cache = models["llama"], RaggedCache(models["llama"].config)
+        with pytest.raises(InvalidInput, match="another press is compressing this cache"):
+            with ContourKVPress(0.5)(model), ContourKVPress(0.25)(model):
+                model(ids(50), past_key_values=cache)
+        assert cache.get_seq_length() == 0 and all(layer.watcher is None for layer in cache.layers)
 
     def test_what_is_no_model(self):
         with pytest.raises(InvalidInput, match="expected a transformers model, got Linear"):

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
-from ..allocator import WEIGHTS, Allocation, Contour, Problem, Split, allocate, weighted
+from ..allocator import SPLITS, WEIGHTS, Allocation, Contour, Problem, Split, allocate, weighted
 from ..errors import InvalidInput
 from ..operator import whole_number
 from ..ragged.cache import RaggedCache
@@ -62,9 +62,9 @@ class ContourKVPress:
         What ranks the keys of a head: "mass" (the observed mass, needs no kvpress), "snapkv", "expected_attention",
         "compactor", "kvzip", any kvpress ScorerPress, or f(module, hidden_states, keys, values, attentions, kwargs)
         that returns (1, H, N) for one sequence.
-    split : Split, optional
-        How the budget is spread over heads: Contour() by default; Uniform(), AdaKV(), Pyramid(), Global() for
-        comparison.
+    split : str or Split
+        How the budget is spread over heads: "contour"; "uniform", "adakv", "pyramid" and "global" for comparison; or
+        one of `contourkv.allocator`'s splits with its own arguments, such as AdaKV(safeguard=0.1).
     weight : str
         What a unit of dropped mass counts as in the contour: "plain", "spread" or "distance", see
         `contourkv.allocator.weighted`.
@@ -96,7 +96,7 @@ class ContourKVPress:
         entries: int | None = None,
         compression_ratio: float | None = None,
         scores: object = "mass",
-        split: Split | None = None,
+        split: Split | str = "contour",
         weight: str = "distance",
         curve: str = "peak",
         rows: int = 64,
@@ -110,9 +110,11 @@ class ContourKVPress:
         self.budget = Budget.of(budget, entries, compression_ratio)
         self.scores, self.seed = scores, whole_number("seed", seed, 0)
         self.scorer = resolve(scores, self.seed, self.budget)
-        self.split = Contour() if split is None else split
+        self.split = SPLITS[split]() if isinstance(split, str) and split in SPLITS else split
         if not isinstance(self.split, Split):
-            raise InvalidInput(f"split: expected one of contourkv.allocator's splits, got {split!r}")
+            raise InvalidInput(
+                f"split: expected one of {', '.join(SPLITS)}, or such a split of contourkv.allocator, got {split!r}"
+            )
         if weight not in WEIGHTS:
             raise InvalidInput(f"weight: expected one of {', '.join(WEIGHTS)}, got {weight!r}")
         if two_passes and isinstance(self.scorer, ContextScorer):
@@ -371,6 +373,8 @@ class _Run:
     def _check(self, cache: RaggedCache, tokens: int) -> None:
         if self.model.training:
             raise InvalidInput("ContourKVPress: the model is in training mode; call model.eval() first")
+        if any(layer.watcher is not None for layer in cache.layers):
+            raise InvalidInput("ContourKVPress: another press is compressing this cache; use one at a time")
         past = cache.get_seq_length()
         if past and not (self.in_chunks and cache is self.chunked):
             raise InvalidInput(
