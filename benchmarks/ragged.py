@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 
@@ -417,13 +418,8 @@ def generate(asked: argparse.Namespace) -> list[dict]:
         for name, press in presses.items():
             cache = RaggedCache(model.config) if isinstance(press, ContourKVPress) else DynamicCache()
             began = perf_counter()
-            if press is None:
+            with nullcontext() if press is None else press(model):
                 model(ids, past_key_values=cache, logits_to_keep=1)
-            else:
-                with press(model):
-                    model.model(ids, past_key_values=cache) if isinstance(cache, DynamicCache) else model(
-                        ids, past_key_values=cache
-                    )
             bytes_held = held_bytes(cache, model)
             print(f"{name}: prefill {perf_counter() - began:.1f} s, holds {bytes_held}", flush=True)
             caches[name] = cache, cache.get_seq_length()
