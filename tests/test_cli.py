@@ -49,7 +49,7 @@ def run(folder, capsys):
 
 
 @pytest.mark.usefixtures("with_kvpress")
-def test_nominal_against_held_of_every_kind_of_press(run):
+def test_cases_14_and_19_nominal_held_and_full_of_every_kind_of_press(run):
     names = ["full", "knorm", "adakv_knorm", "kvzip", "contourkv"]
     status, rows, err = run("--press", ",".join(names), "--ratio", "0.5,0.75", "--tokens", str(TOKENS))
     assert status == 0 and err == ""

@@ -55,8 +55,8 @@ class TestObservation:
 
     @settings(max_examples=60, deadline=None)
     @given(data=st.data())
-    def test_masses_are_means_of_causal_rows(self, data):
-        """Case 18: no row sees a later key."""
+    def test_case_18_masses_are_means_of_causal_rows(self, data):
+        """No row sees a later key."""
         sequences, kv_heads, group = (data.draw(st.integers(1, 2)) for _ in range(3))
         tokens, dim, rows = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 5)), data.draw(st.integers(1, 14))
         window = data.draw(st.none() | st.integers(1, 12))
