@@ -56,22 +56,28 @@ def main() -> int:
     contexts = build_contexts(
         asked.model, asked.text, texts[asked.text], asked.wheels, asked.tokens + asked.next, asked.contexts, asked.seed
     )
-    rows, failed = [], {}
+    rows, failed = [], 0
     progress = Progress(len(contexts) * len(asked.scores), "allocation", "context")
+    print(
+        f"{Path(asked.model).name}, {asked.text}, {asked.tokens} tokens of context, loss over the next {asked.next}, "
+        f"{asked.contexts} contexts, sinks 4, recent {asked.recent}, {asked.rows} rows observed"
+    )
+    print("nats a token above the full cache (mean); paired difference to uniform with the same scores, 95% t interval")
     for scores in asked.scores:
-        for context in contexts:
-            if scores not in failed:
-                try:
-                    rows += measure(model, torch.tensor([list(context.ids)]), scores, context.index, asked)
-                except ContourKVError as error:
-                    failed[scores] = str(error)
-            progress.advance()
-    for scores, message in failed.items():
-        print(f"{scores}: not measured: {message}", file=sys.stderr)
-    report(rows, asked)
-    if asked.json:
-        write_json(asked.json, {"arguments": {k: str(v) for k, v in vars(asked).items()}, "rows": rows})
-    return 1 if failed else 0
+        of_scores = []
+        try:
+            for context in contexts:
+                of_scores += measure(model, torch.tensor([list(context.ids)]), scores, context.index, asked)
+                progress.advance()
+        except ContourKVError as error:
+            print(f"{scores}: not measured: {error}", file=sys.stderr)
+            failed = 1
+            continue
+        report(scores, of_scores, asked)
+        rows += of_scores
+        if asked.json:  # after each, so that what was measured is not lost with the next
+            write_json(asked.json, {"arguments": {k: str(v) for k, v in vars(asked).items()}, "rows": rows})
+    return failed
 
 
 @torch.no_grad()
@@ -114,29 +120,22 @@ def loss(model: torch.nn.Module, cache: RaggedCache, ids: torch.Tensor, tokens: 
     return float(torch.nn.functional.cross_entropy(logits, ids[0, tokens + 1 :]))
 
 
-def report(rows: list[dict], asked: argparse.Namespace) -> None:
+def report(scores: str, rows: list[dict], asked: argparse.Namespace) -> None:
     print(
-        f"\n{Path(asked.model).name}, {asked.text}, {asked.tokens} tokens of context, loss over the next {asked.next}, "
-        f"{asked.contexts} contexts, sinks 4, recent {asked.recent}, {asked.rows} rows observed"
+        f"\n{'scores':<20}{'removed':>8}  {'split':<28}{'above full':>11}{'to uniform':>12}{'interval':>22}{'lower in':>10}"
     )
-    print("nats a token above the full cache (mean); paired difference to uniform with the same scores, 95% t interval")
     for ratio in asked.ratios:
-        print(f"\n{ratio:.0%} removed")
-        print(f"  {'scores':<20}{'split':<28}{'above full':>11}{'to uniform':>12}{'interval':>22}{'lower in':>10}")
-        for scores in asked.scores:
-            kept = [row for row in rows if row["scores"] == scores and row["ratio"] == ratio]
-            reference = above(kept, REFERENCE)
-            for split in SPLITS:
-                values = above(kept, split)
-                if not len(values):
-                    continue
-                line = f"  {scores:<20}{split:<28}{values.mean():>+11.4f}"
-                if split != REFERENCE and len(values) > 1:
-                    apart = values - reference
-                    low, high = stats.t.interval(0.95, len(apart) - 1, apart.mean(), stats.sem(apart))
-                    line += f"{apart.mean():>+12.4f}{f'[{low:+.4f}, {high:+.4f}]':>22}"
-                    line += f"{f'{int((apart < 0).sum())}/{len(apart)}':>10}"
-                print(line)
+        kept = [row for row in rows if row["ratio"] == ratio]
+        reference = above(kept, REFERENCE)
+        for split in SPLITS:
+            values = above(kept, split)
+            line = f"{scores:<20}{ratio:>8.0%}  {split:<28}{values.mean():>+11.4f}"
+            if split != REFERENCE and len(values) > 1:
+                apart = values - reference
+                low, high = stats.t.interval(0.95, len(apart) - 1, apart.mean(), stats.sem(apart))
+                line += f"{apart.mean():>+12.4f}{f'[{low:+.4f}, {high:+.4f}]':>22}"
+                line += f"{f'{int((apart < 0).sum())}/{len(apart)}':>10}"
+            print(line, flush=True)
 
 
 def above(rows: list[dict], split: str) -> np.ndarray:
