@@ -203,27 +203,33 @@ def decode(asked: argparse.Namespace) -> list[dict]:
                 layer.page(size)
         folded = torch.randn(1, HEADS, GROUP, SIZE, generator=generator).to(dtype)
         query = folded.view(1, HEADS * GROUP, 1, SIZE)
-        sides = {
-            "dense SDPA over all 4,096": lambda turn: kept[turn].dense(folded),
-            "padded + mask, SDPA": lambda turn: kept[turn].by_padding(folded),
-            "loop over heads, SDPA": lambda turn: kept[turn].by_head(folded),
-        }
-        for size in asked.pages:
-            sides[f"pages of {size}, SDPA, log-sum-exp"] = lambda turn, size=size: kept[turn].by_pages(folded, size)
-        sides["contourkv attend"] = lambda turn: kept[turn].ours(query)
-        sides["reading the kept bytes (sum)"] = lambda turn: kept[turn].read()
         check(kept[0], folded, query, asked.pages)
-        seen = timed(sides, layers, asked.rounds)
+        seen = timed(decode_sides(kept, folded, query, asked.pages), layers, asked.rounds)
         title = f"decode step, {name}, {layers} layers in turn"
         rows += table(title, seen, "dense SDPA over all 4,096")
     return rows
 
 
+def decode_sides(
+    kept: list[Kept], folded: torch.Tensor, query: torch.Tensor, pages: list[int]
+) -> dict[str, Callable[[int], object]]:
+    sides = {
+        "dense SDPA over all 4,096": lambda turn: kept[turn].dense(folded),
+        "padded + mask, SDPA": lambda turn: kept[turn].by_padding(folded),
+        "loop over heads, SDPA": lambda turn: kept[turn].by_head(folded),
+    }
+    for size in pages:
+        sides[f"pages of {size}, SDPA, log-sum-exp"] = lambda turn, size=size: kept[turn].by_pages(folded, size)
+    sides["contourkv attend"] = lambda turn: kept[turn].ours(query)
+    sides["reading the kept bytes (sum)"] = lambda turn: kept[turn].read()
+    return sides
+
+
 def check(kept: Kept, folded: torch.Tensor, query: torch.Tensor, sizes: list[int]) -> None:
     """All sides compute the same."""
-    expected = kept.by_head(folded.float() if folded.dtype == torch.float32 else folded).float()
+    expected = kept.by_head(folded).float()
     tolerance = 1e-5 if folded.dtype == torch.float32 else 2e-2
-    # without the appended token, which only ours sees
+    # Without the appended token, which only ours sees.
     layer = kept.layer
     hidden = torch.zeros(1, layer.tail_keys.shape[2], dtype=torch.bool)
     ours = attend(

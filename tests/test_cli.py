@@ -190,6 +190,22 @@ def test_case_24_exit_codes_reach_the_shell_without_a_traceback(tmp_path):
     assert shell("bytes", "--help").returncode == 0
 
 
+def test_an_output_that_ends_and_an_interrupt_are_no_tracebacks(folder, monkeypatch, capsys):
+    asked = ["bytes", "--model", str(folder), "--press", "contourkv", "--ratio", "0.5", "--tokens", "60"]
+    shell = " ".join([sys.executable, "-m", "contourkv.cli", *asked])
+    for into, status in (("| true", 0), ("> /dev/full", 1)):
+        ended = subprocess.run(["bash", "-o", "pipefail", "-c", f"{shell} {into}"], capture_output=True, text=True)
+        assert ended.returncode == status and "Traceback" not in ended.stderr
+    assert "cannot write: No space left on device" in ended.stderr
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "measure", interrupted)
+    assert cli.main(asked) == 130
+    assert capsys.readouterr().err == "contourkv bytes: interrupted\n"
+
+
 def test_asking_for_help_loads_nothing_heavy():
     code = (
         "import sys\nfrom contourkv.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"

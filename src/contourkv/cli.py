@@ -2,7 +2,7 @@
 
     contourkv bytes --model FOLDER --press adakv_snapkv,kvzip,contourkv --ratio 0.5,0.75
 
-Exit status: 0 done, 1 a press failed (its row says why, the others stand), 2 the request makes no sense.
+Exit status: 0 done, 1 a press failed (its row says why, the others stand), 2 the request makes no sense, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import inspect
 import io
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-DONE, FAILED, USAGE = 0, 1, 2
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 FULL, OURS = "full", "contourkv"
 # A prefix gives the press that spreads the budget, or reweighs, the scores named after it.
 WRAPPERS = {
@@ -73,7 +74,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ContourKVError as error:
         print(f"contourkv {asked.command}: {error}", file=sys.stderr)
         return USAGE if isinstance(error, InvalidInput) else FAILED
-    print(FORMATS[asked.format](rows), end="")
+    except KeyboardInterrupt:
+        print(f"contourkv {asked.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    try:
+        print(FORMATS[asked.format](rows), end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails once more at exit
+        if not isinstance(error, BrokenPipeError):  # whoever reads has read enough
+            print(f"contourkv {asked.command}: cannot write: {error.strerror}", file=sys.stderr)
+            return FAILED
     failed = [row for row in rows if row.error]
     for row in failed:
         print(f"contourkv {asked.command}: {row.press} at ratio {row.ratio:g} failed: {row.error}", file=sys.stderr)

@@ -319,8 +319,7 @@ class TestContexts:
             texts = [ids(length, seed=length) for length in (80, 57, 71)]
             batch, mask = left_padded(texts)
             press = ContourKVPress(0.3, recent=8)
-            places = (mask.cumsum(1) - 1).clamp(min=0)
-            together, done = compressed(model, batch, press, attention_mask=mask, position_ids=places)
+            together, done = compressed(model, batch, press, attention_mask=mask)
             chunked = RaggedCache(model.config)
             press.prefill(model, batch, chunked, chunk_size=100, attention_mask=mask)
             assert len(done.allocations[0]) == 3  # case 17: every sequence has its record
@@ -333,6 +332,36 @@ class TestContexts:
                         kept = alone.kept_positions(layer, 0, head) + shift
                         assert torch.equal(together.kept_positions(layer, row, head), kept)
                         assert torch.equal(chunked.kept_positions(layer, row, head), kept)
+
+    def test_case_10_answers_over_a_padded_batch_are_those_alone(self, models):
+        """The press gives the positions that `generate` continues from, and chunks may be all padding for some."""
+        for architecture in ("llama", "gemma3_text"):
+            model = models[architecture]
+            contexts, questions = [ids(80, 1), ids(31, 2)], torch.cat([ids(5, 3), ids(5, 4)])
+            batch, mask = left_padded(contexts)
+            asked = torch.cat([batch, questions], dim=1)
+            full_mask = torch.cat([mask, torch.ones_like(questions)], dim=1)
+            given = {"max_new_tokens": 10, "do_sample": False}
+            for chunk in (None, 20):
+                cache = RaggedCache(model.config)
+                if chunk is None:
+                    with ContourKVPress(1.0)(model):
+                        model(batch, attention_mask=mask, past_key_values=cache)
+                else:
+                    ContourKVPress(1.0).prefill(model, batch, cache, chunk_size=chunk, attention_mask=mask)
+                found = model.generate(asked, attention_mask=full_mask, past_key_values=cache, **given)
+                for row in range(2):
+                    alone = torch.cat([contexts[row], questions[row : row + 1]], dim=1)
+                    assert torch.equal(found[row, -10:], model.generate(alone, **given)[0, -10:])
+
+    def test_a_cache_that_was_reset_is_compressed_again(self, models):
+        model, cache = models["llama"], RaggedCache(models["llama"].config)
+        with ContourKVPress(0.5)(model) as done:
+            model(ids(40), past_key_values=cache)
+            cache.reset()
+            model.model(ids(60), past_key_values=cache)  # the decoder itself, too
+        assert sum(int(entries.sum()) for entries in cache.entries()) == 120
+        assert len(done.allocations) == 2
 
     def test_case_17_every_sample_of_a_run_is_compressed_and_recorded(self, models):
         model, press = models["llama"], ContourKVPress(0.5)
@@ -416,11 +445,16 @@ class TestObserve:
             answered(model, cut, ids(4))
         assert sum(int(entries.sum()) for entries in cache.entries()) == full_entries(cache, 100)
         assert torch.isfinite(answered(model, cache, ids(4))).all()
+        cache.reset()
+        model(ids(30), past_key_values=cache)  # what the cache reads next is nothing to the observation
+        assert torch.equal(seen.cut(press)[0].layers[0].positions, cut.layers[0].positions)
 
     def test_other_scores_than_those_observed_are_refused(self, models):
         seen = ContourKVPress(0.5).observe(models["llama"], ids(50), RaggedCache(models["llama"].config))
         with pytest.raises(InvalidInput, match="observed were scores 'mass' and the last 64 rows"):
             seen.cut(ContourKVPress(0.5, rows=8))
+        with pytest.raises(InvalidInput, match="expected a ContourKVPress, got float"):
+            seen.cut(0.3)
 
 
 class TestTwoPasses:
@@ -669,6 +703,31 @@ class TestRefused:
         cache, _ = compressed(model, ids(60), press)
         assert sum(int(entries.sum()) for entries in cache.entries()) == full_entries(cache, 60) // 2
         assert torch.isfinite(answered(model, cache, ids(5))).all()
+
+    @pytest.mark.parametrize(
+        "mask, message",
+        [
+            (torch.tensor([[1] * 30 + [0] * 20]), "padding on the left"),
+            (torch.ones(1, 40), r"shape \(1, 50\), as the ids, got \(1, 40\)"),
+            (torch.zeros(1, 50), "sequence 0 is all padding"),
+        ],
+    )
+    def test_padding_that_is_not_on_the_left(self, models, mask, message):
+        cache = RaggedCache(models["llama"].config)
+        with pytest.raises(InvalidInput, match=message):
+            compressed(models["llama"], ids(50), ContourKVPress(0.5), attention_mask=mask)
+        with pytest.raises(InvalidInput, match=message):
+            ContourKVPress(0.5).prefill(models["llama"], ids(50), cache, attention_mask=mask)
+
+    def test_ids_of_one_dimension(self, models):
+        with pytest.raises(InvalidInput, match=r"expected input_ids \(B, N\)"):
+            compressed(models["llama"], ids(50)[0], ContourKVPress(0.5))
+
+    def test_a_cache_of_another_model(self, models):
+        with pytest.raises(InvalidInput, match="the cache has 2 layers, the model 3"):
+            model = built("llama", num_hidden_layers=3)
+            with ContourKVPress(0.5)(model):
+                model(ids(9), past_key_values=RaggedCache(models["llama"].config))
 
     def test_chunks_need_what_can_be_observed(self, models):
         flat = lambda module, hidden_states, keys, *rest: torch.ones(keys.shape[:3])  # noqa: E731

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -468,18 +469,31 @@ def test_callers_at_the_same_time(threads) -> None:
 
 
 def test_after_an_interrupted_call(threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller is interrupted while it waits for a helper; the scratch that the helper is at is not used again."""
     threads(2)
     layer = heavy_layer()
     expected = layer.attend()
+    scratch = decode._THREAD.scratch(torch.float32)
 
     def interrupted(*_: object) -> None:
+        scratch.integers[decode.GATE] = 1
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(decode._Team, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             layer.attend()
+    assert scratch.borrowed is not None
     assert torch.equal(layer.attend(), expected)
+    assert decode._THREAD.scratch(torch.float32) is not scratch
+
+
+def test_nothing_is_kept_of_a_call() -> None:
+    layer = random_layer(9, [[9, 40]]).to(torch.float32)
+    kept = weakref.ref(layer.keys)
+    layer.attend()
+    del layer
+    assert kept() is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
@@ -105,14 +106,19 @@ class TestNothingEvicted:
         assert ours.dtype == dtype
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
 
-    def test_long_generation_past_a_sliding_window_stays_small(self, models):
+    def test_case_13_long_generation_past_a_sliding_window_stays_small(self, models):
         model = models["gemma3_text"]
         cache = RaggedCache(model.config)
-        theirs = model.generate(ids(5), max_new_tokens=300, do_sample=False)
-        ours = model.generate(ids(5), max_new_tokens=300, do_sample=False, past_key_values=cache)
+        theirs = model.generate(ids(60), max_new_tokens=300, do_sample=False)
+        ours = model.generate(ids(60), max_new_tokens=300, do_sample=False, past_key_values=cache)
         assert torch.equal(ours, theirs)
         sliding, full = cache.layers
-        assert sliding.tail_keys.shape[2] < 2 * WINDOW + 200 < full.tail_keys.shape[2] + 100
+        assert int(sliding.lengths().max()) <= WINDOW + 64 + 64 < int(full.lengths().max())
+        assert len(sliding.frozen_keys) == 0  # the context is behind the window, and nothing returns to it
+        cache.crop(-20)
+        again = fed(model, cache, ours[:, -21:-1])
+        whole = fed(model, DynamicCache(config=model.config), ours[:, :-1])
+        assert (again - whole[:, -20:]).abs().max() <= TOLERANCE
 
 
 class TestEvicted:
@@ -396,7 +402,7 @@ class TestState:
         model = models[architecture]
         cache = evicted(model, ids(40))
         fed(model, cache, ids(6, seed=5), 2)
-        path = tmp_path / "deep" / "context.safetensors"
+        path = tmp_path / "context.safetensors"
         cache.save(path)
         assert [entry.name for entry in path.parent.iterdir()] == [path.name]
         loaded = RaggedCache.load(path, model.config)
@@ -430,6 +436,30 @@ class TestState:
             RaggedCache.load(path, config)
         with pytest.raises(InvalidInput, match="empty"):
             RaggedCache(config).save(path)
+        with pytest.raises(InvalidInput, match="no folder"):
+            cache.save(tmp_path / "none" / "x")
+        with pytest.raises(InvalidInput, match="not a file"):
+            cache.save(tmp_path)
+        cache.save(path)
+        other = copy.deepcopy(config)
+        other.rope_parameters = {"rope_type": "default", "rope_theta": 7.0}
+        with pytest.raises(InvalidInput, match="was made with rope_parameters"):
+            RaggedCache.load(path, other)
+        for device in ("meta", "nowhere"):
+            with pytest.raises(InvalidInput, match=r"device: .* cannot be used here"):
+                RaggedCache.load(path, config, device)
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data())
+    def test_a_flipped_bit_is_found(self, models, data, tmp_path_factory):
+        path = tmp_path_factory.mktemp("saved") / "cache"
+        evicted(models["llama"], ids(20)).save(path)
+        held = bytearray(path.read_bytes())
+        at = data.draw(st.integers(len(held) // 2, len(held) - 1))
+        held[at] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(held)
+        with pytest.raises(InvalidInput, match="damaged"):
+            RaggedCache.load(path, models["llama"].config)
 
     @settings(max_examples=60, deadline=None)
     @given(data=st.data())
@@ -437,6 +467,8 @@ class TestState:
         """Attention reads runs without looking: tables that point elsewhere must not get that far."""
         from safetensors import safe_open
         from safetensors.torch import save_file
+
+        from contourkv.ragged.cache import _digest
 
         cache = evicted(models["llama"], ids(20))
         path = tmp_path_factory.mktemp("saved") / "cache"
@@ -448,8 +480,9 @@ class TestState:
         index = data.draw(st.integers(0, len(flat) - 1))
         value = data.draw(st.sampled_from([-1, 10**6]))
         flat[index] = value
-        save_file(tensors, path, metadata=metadata)
-        with pytest.raises(InvalidInput, match="damaged"):
+        described = {**json.loads(metadata["cache"]), "digest": _digest(tensors)}
+        save_file(tensors, path, metadata={"cache": json.dumps(described)})
+        with pytest.raises(InvalidInput, match=r"layer . is damaged"):
             RaggedCache.load(path, models["llama"].config)
 
 
@@ -515,6 +548,41 @@ class TestRefused:
     def test_rectangular_keys_are_not_there(self):
         with pytest.raises(AttributeError, match="enforce"):
             _ = RaggedLayer(0).keys
+
+    def test_an_interrupted_forward_pass_is_noticed(self, models):
+        """Layers that hold different numbers of tokens would attend to different texts."""
+        model = copy.deepcopy(models["llama"])
+        cache = evicted(model, ids(40))
+        wanted = fed(model, cache.copy(), ids(6, 2))
+
+        def failing(*_):
+            raise KeyboardInterrupt
+
+        hook = model.model.layers[1].register_forward_pre_hook(failing)
+        with pytest.raises(KeyboardInterrupt):
+            fed(model, cache, ids(7))
+        hook.remove()
+        with pytest.raises(InvalidInput, match="hold 40 and 47 tokens, so a forward pass was interrupted; rollback"):
+            fed(model, cache, ids(7))
+        cache.rollback()
+        assert torch.equal(fed(model, cache, ids(6, 2)), wanted)
+
+    def test_another_model_than_it_was_made_for(self, models):
+        for other in (models["qwen3"], built("llama", num_hidden_layers=1), built("llama", num_hidden_layers=3)):
+            with pytest.raises(InvalidInput, match=r"made for a llama of 2 layers|has 2 layers, the model has more"):
+                fed(other, RaggedCache(models["llama"].config), ids(9))
+
+    def test_an_empty_cache_says_so(self, models):
+        cache = RaggedCache(models["llama"].config)
+        for asked in (cache.entries, lambda: cache.kept_positions(0, 0, 0), lambda: cache.evict(0, None)):
+            with pytest.raises(InvalidInput, match="is empty; feed it a context"):
+                asked()
+
+    @pytest.mark.parametrize("count", ["a", None, 1.5, True])
+    def test_cropping_by_what_is_no_number(self, models, count):
+        cache = evicted(models["llama"], ids(10))
+        with pytest.raises(InvalidInput, match="crop: expected a whole number"):
+            cache.crop(count)
 
     def test_a_mask_of_four_dimensions_over_held_keys(self, models):
         cache = RaggedCache(models["llama"].config)

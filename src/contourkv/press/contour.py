@@ -187,6 +187,7 @@ class ContourKVPress:
             )
         if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.shape[1] == 0:
             raise InvalidInput("ids: expected token ids (B, N) with at least one token")
+        _check_padding(attention_mask, ids)
         run = _Run(self, model, in_chunks=True)
         with torch.no_grad(), run.hooked():
             for start in range(0, ids.shape[1], chunk_size):
@@ -194,7 +195,6 @@ class ContourKVPress:
                 given = {"past_key_values": cache, "use_cache": True}
                 if attention_mask is not None:
                     given["attention_mask"] = attention_mask[:, :stop]
-                    given["position_ids"] = (attention_mask[:, :stop].cumsum(1) - 1).clamp(min=0)[:, start:]
                 model(ids[:, start:stop], **given)
         return run.record
 
@@ -273,13 +273,10 @@ class _Part(NamedTuple):
 class Observation:
     """A context that was read and scored, and not compressed yet: to be compressed at several budgets.
 
-    Attributes
-    ----------
-    cache : RaggedCache
-        Holds all of the context, and is marked; `cut` leaves it as it is.
+    Holds all of the context, in the memory that it shares with the cache which read it.
     """
 
-    cache: RaggedCache
+    _full: RaggedCache
     _press: ContourKVPress
     _layers: list[_Seen]
     _tokens: torch.Tensor
@@ -292,14 +289,16 @@ class Observation:
         InvalidInput
             `press` ranks keys by other scores, or observes other rows, than what was observed.
         """
+        if not isinstance(press, ContourKVPress):
+            raise InvalidInput(f"cut: expected a ContourKVPress, got {type(press).__name__}")
         seen = self._press
         if (press.scorer.name, press.rows) != (seen.scorer.name, seen.rows):
             raise InvalidInput(
                 f"cut: observed were scores {seen.scorer.name!r} and the last {seen.rows} rows, the press asks for "
                 f"{press.scorer.name!r} and {press.rows}"
             )
-        keeps, allocations = _allocate(press, press.scorer, self.cache, self._layers, self._tokens)
-        cut = self.cache.copy()
+        keeps, allocations = _allocate(press, press.scorer, self._full, self._layers, self._tokens)
+        cut = self._full.copy()
         for index, keep in enumerate(keeps):
             cut.evict(index, keep)
         cut.mark()
@@ -321,7 +320,7 @@ class _Run:
         self.tokens: torch.Tensor | None = None  # (B,) read so far, without padding
         self.inputs: dict[int, tuple[torch.Tensor, Mapping[str, object]]] = {}
         self.keeps: list[torch.Tensor | None] | None = None
-        self.scouting = False
+        self.scouting = False  # while the model is called from here, not by the user
         self.scorer = press.scorer
         self.trims_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -330,8 +329,10 @@ class _Run:
         hooks = []
         try:
             with self.scorer.on(self.model):
-                hooks.append(self.model.register_forward_pre_hook(self.before, with_kwargs=True))
-                hooks.append(self.model.register_forward_hook(self.after, with_kwargs=True))
+                # The decoder is what reads; a caller may call it without the head that makes logits.
+                hooks.append(self.model.register_forward_pre_hook(self.trim_logits, with_kwargs=True))
+                hooks.append(self.model.base_model.register_forward_pre_hook(self.before, with_kwargs=True))
+                hooks.append(self.model.base_model.register_forward_hook(self.after, with_kwargs=True))
                 if isinstance(self.scorer, LayerScorer):
                     for module in attention_modules(self.model):
                         hooks.append(module.register_forward_pre_hook(self.keep_inputs, with_kwargs=True))
@@ -349,23 +350,30 @@ class _Run:
 
     # ------------------------------------------------------------------ around the model's forward pass
 
+    def trim_logits(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        """Of a context the logits of the last position alone, unless the call says otherwise."""
+        said = not self.trims_logits or kwargs.get("labels") is not None or "logits_to_keep" in kwargs
+        if said or self.scouting or (_cache_of(args, kwargs).get_seq_length() and not self.in_chunks):
+            return None
+        return args, {**kwargs, "logits_to_keep": 1}
+
     def before(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         if self.scouting:
             return None
         cache = _cache_of(args, kwargs)
-        if any(cache is done for done in self.finished):
+        if any(cache is done for done in self.finished) and cache.get_seq_length():
             return None
         ids = _ids_of(args, kwargs)
         self._check(cache, ids.shape[1])
+        if not self.in_chunks:
+            _check_padding(kwargs.get("attention_mask"), ids)
+        kwargs = _placed(dict(kwargs), ids.shape[1])
         self.cache, self.seen = cache, {}
-        kwargs = dict(kwargs)
-        if self.trims_logits and kwargs.get("labels") is None and "logits_to_keep" not in kwargs:
-            kwargs["logits_to_keep"] = 1
         if self.press.budget.kind != "fraction":
             share = Budget.of(compression_ratio=self._removed(ids.shape[1]))
             self.scorer = resolve(self.press.scores, self.press.seed, share)
         if self.press.two_passes and not self.in_chunks and not self.observing:
-            self.keeps = self._scout(args, kwargs)
+            self.keeps = self._scout(model, args, kwargs)
         for layer in cache.layers:
             layer.watcher = self
         return args, kwargs
@@ -375,6 +383,12 @@ class _Run:
             raise InvalidInput("ContourKVPress: the model is in training mode; call model.eval() first")
         if any(layer.watcher is not None for layer in cache.layers):
             raise InvalidInput("ContourKVPress: another press is compressing this cache; use one at a time")
+        layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        if len(cache.layers) != layers:
+            raise InvalidInput(
+                f"ContourKVPress: the cache has {len(cache.layers)} layers, the model {layers}; make it from this "
+                "model's config"
+            )
         past = cache.get_seq_length()
         if past and not (self.in_chunks and cache is self.chunked):
             raise InvalidInput(
@@ -407,7 +421,7 @@ class _Run:
         if isinstance(self.scorer, ContextScorer):
             self._replay(cache, _ids_of(args, kwargs))
         if self.observing:
-            self.observation = Observation(cache, self.press, self._in_order(), self.tokens)
+            self.observation = Observation(cache.copy(), self.press, self._in_order(), self.tokens)
         elif self.keeps is None:
             keeps = self._allocate(cache)
             for index in range(len(cache.layers)):
@@ -425,7 +439,7 @@ class _Run:
         for layer in cache.layers:
             layer.watcher = None
 
-    def _scout(self, args: tuple, kwargs: dict) -> list[torch.Tensor | None]:
+    def _scout(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> list[torch.Tensor | None]:
         """Masks to keep, from a first pass over a cache whose layers are emptied as soon as they are seen."""
         scratch = RaggedCache(self.model.config)
         for layer in scratch.layers:
@@ -433,7 +447,7 @@ class _Run:
         given = {name: value for name, value in kwargs.items() if name not in CACHE_ARGUMENTS}
         self.scouting = True
         try:
-            self.model(*(scratch if isinstance(a, Cache) else a for a in args), past_key_values=scratch, **given)
+            model(*(scratch if isinstance(a, Cache) else a for a in args), past_key_values=scratch, **given)
             return self._allocate(scratch)
         finally:
             self.scouting = False
@@ -455,8 +469,12 @@ class _Run:
             )
             plain.layers[index].keys = layer.frozen_keys.view(*shape, -1)
             plain.layers[index].values = layer.frozen_values.view(*shape, -1)
-        for index, scores in enumerate(self.scorer.score_context(self.model, ids, plain)):
-            self.seen[index].scores = scores
+        self.scouting = True
+        try:
+            for index, scores in enumerate(self.scorer.score_context(self.model, ids, plain)):
+                self.seen[index].scores = scores
+        finally:
+            self.scouting = False
 
     # ------------------------------------------------------------------ inside a layer's attention
 
@@ -566,7 +584,8 @@ def _allocate(
                 scores=tuple(part.scores for part in parts),
                 masses=tuple(part.worth for part in parts),
                 costs=tuple(part.cost for part in parts),
-                budget=press.budget.bytes_for(heads, available, costs, TABLE_BYTES * sum(heads)),
+                # A sequence of which no token has come yet, left-padded as it is, needs none.
+                budget=max(1, press.budget.bytes_for(heads, available, costs, TABLE_BYTES * sum(heads))),
                 sinks=max(press.sinks, first),
                 recent=max(press.recent, last),
                 floor=press.floor,
@@ -607,11 +626,38 @@ def _cache_of(args: tuple, kwargs: Mapping[str, object]) -> RaggedCache:
     return cache
 
 
+def _check_padding(mask: object, ids: torch.Tensor) -> None:
+    """Raise InvalidInput unless a 2D attention mask fits a whole context, padded on the left."""
+    if mask is None or (isinstance(mask, torch.Tensor) and mask.dim() != 2):
+        return
+    if not isinstance(mask, torch.Tensor) or tuple(mask.shape) != tuple(ids.shape[:2]):
+        got = tuple(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise InvalidInput(f"attention_mask: expected a tensor of shape {tuple(ids.shape[:2])}, as the ids, got {got}")
+    real = mask != 0
+    if bool((real[:, :-1] & ~real[:, 1:]).any()):
+        raise InvalidInput("attention_mask: expected padding on the left of a context, and nowhere else")
+    if not bool(real.any(dim=1).all()):
+        row = int((~real.any(dim=1)).nonzero()[0])
+        raise InvalidInput(f"attention_mask: sequence {row} is all padding; leave it out of the batch")
+
+
+def _placed(kwargs: dict[str, object], tokens: int) -> dict[str, object]:
+    """The arguments of a call, with the positions that a padded batch needs.
+
+    Without them the model counts padding as tokens, and a later `generate`, which does not, goes on elsewhere.
+    """
+    mask = kwargs.get("attention_mask")
+    if kwargs.get("position_ids") is None and isinstance(mask, torch.Tensor) and mask.dim() == 2:
+        real = mask != 0
+        if not bool(real.all()):
+            kwargs["position_ids"] = (real.long().cumsum(1) - 1).clamp(min=0)[:, -tokens:]
+    return kwargs
+
+
 def _ids_of(args: tuple, kwargs: Mapping[str, object]) -> torch.Tensor:
     """What the model reads: ids (B, N), or embeddings (B, N, hidden)."""
-    for name in ("input_ids", "inputs_embeds"):
-        if kwargs.get(name) is not None:
-            return kwargs[name]
-    if args and isinstance(args[0], torch.Tensor):
-        return args[0]
-    raise InvalidInput("ContourKVPress: the model was called without input_ids or inputs_embeds")
+    given = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]]
+    ids = next((value for value in given if isinstance(value, torch.Tensor)), None)
+    if ids is None or ids.dim() < 2:
+        raise InvalidInput("ContourKVPress: expected input_ids (B, N) or inputs_embeds (B, N, hidden)")
+    return ids

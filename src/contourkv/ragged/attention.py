@@ -97,7 +97,7 @@ def attend(
     InvalidInput
         Shapes or dtypes that do not belong together, a run outside the buffer.
     """
-    held = _Held(
+    held = Contents(
         keys, values, positions, begin, end, tail_keys, tail_values, tail_length, tail_first, tail_visible, window
     )
     held.check(query, sinks)
@@ -145,7 +145,9 @@ def observed_masses(
     InvalidInput
         As `attend`, and for runs that share entries, which have no one mass.
     """
-    held = _Held(keys, keys, positions, begin, end, tail_keys, tail_keys, tail_length, tail_first, tail_visible, window)
+    held = Contents(
+        keys, keys, positions, begin, end, tail_keys, tail_keys, tail_length, tail_first, tail_visible, window
+    )
     held.check(query, sinks)
     with torch.no_grad():
         return _masses(query, held, scaling, softcap, sinks, query_visible)
@@ -153,7 +155,7 @@ def observed_masses(
 
 def _masses(
     query: torch.Tensor,
-    held: _Held,
+    held: Contents,
     scaling: float,
     softcap: float | None,
     sinks: torch.Tensor | None,
@@ -198,7 +200,7 @@ def _masses(
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class Contents:
     """What a layer holds, as `attend` is given it."""
 
     keys: torch.Tensor
@@ -317,7 +319,7 @@ class _Part(NamedTuple):
 
 
 def _by_torch(
-    query: torch.Tensor, held: _Held, scaling: float, softcap: float | None, sinks: torch.Tensor | None
+    query: torch.Tensor, held: Contents, scaling: float, softcap: float | None, sinks: torch.Tensor | None
 ) -> torch.Tensor:
     sequences, query_heads, rows, _ = query.shape
     runs, group, size = held.begin.numel(), query_heads // held.begin.shape[1], held.values.shape[1]

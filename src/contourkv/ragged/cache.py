@@ -10,6 +10,7 @@ cache.rollback()  # the next question finds the compressed context again
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,16 @@ from ..provenance import VERSION, atomic_path
 from .layer import RaggedLayer
 
 FORMAT = "contourkv ragged cache 1"
+# What must agree between the model that filled a saved cache and the one that goes on with it.
+FACTS = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "vocab_size",
+    "rope_theta",
+    "rope_parameters",
+)
 
 
 class Watcher(Protocol):
@@ -78,7 +89,11 @@ class RaggedCache(Cache):
     def __init__(self, config: PreTrainedConfig) -> None:
         self.windows = layer_windows(config)
         self.model_type = config.get_text_config(decoder=True).model_type
-        super().__init__(layers=[RaggedLayer(index, window) for index, window in enumerate(self.windows)])
+        count = len(self.windows)
+        super().__init__(
+            layers=[RaggedLayer(index, window, self.model_type, count) for index, window in enumerate(self.windows)]
+        )
+        self._facts = {name: getattr(config.get_text_config(decoder=True), name, None) for name in FACTS}
 
     def __repr__(self) -> str:
         if not self.is_initialized:
@@ -94,6 +109,23 @@ class RaggedCache(Cache):
     def is_initialized(self) -> bool:
         return all(layer.length for layer in self.layers)
 
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new keys and values; raise InvalidInput if an earlier forward pass did not get through."""
+        if layer_idx >= len(self.layers):
+            raise InvalidInput(
+                f"RaggedCache: it has {len(self.layers)} layers, the model has more; make one from this model's config"
+            )
+        if layer_idx == 0:
+            lengths = {layer.length for layer in self.layers}
+            if len(lengths) > 1:
+                raise InvalidInput(
+                    f"RaggedCache: its layers hold {' and '.join(map(str, sorted(lengths)))} tokens, so a forward pass "
+                    "was interrupted; rollback() to the compressed context, or reset()"
+                )
+        return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+
     def entries(self) -> list[torch.Tensor]:
         """Entries held in each sequence and KV head, one int64 tensor (B, H) a layer."""
         return [layer.lengths() for layer in self.layers]
@@ -101,6 +133,7 @@ class RaggedCache(Cache):
     def kept_positions(self, layer: int, sequence: int, kv_head: int) -> torch.Tensor:
         """Positions whose entries a KV head holds, ascending, int64 on the CPU."""
         held = self.layers[layer]
+        held._check_filled("kept_positions")
         run = slice(int(held.begin[sequence, kv_head]), int(held.end[sequence, kv_head]))
         tail = torch.arange(held.tail_first, held.tail_first + held.tail_length)
         if held.tail_visible is not None:
@@ -164,10 +197,15 @@ class RaggedCache(Cache):
         Raises
         ------
         InvalidInput
-            The cache is empty.
+            The cache is empty; there is no such folder, or something that is no file has that name.
         """
         if not self.is_initialized:
             raise InvalidInput("save: the cache is empty; feed it a context first")
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise InvalidInput(f"save: {path}: there is no folder {path.parent}; make it first")
+        if path.exists() and not path.is_file():
+            raise InvalidInput(f"save: {path}: not a file; give the name of a file")
         tensors, layers = {}, []
         for index, layer in enumerate(self.layers):
             source, _ = layer._entries()
@@ -189,10 +227,12 @@ class RaggedCache(Cache):
             "format": FORMAT,
             "model_type": self.model_type,
             "windows": self.windows,
+            "facts": self._facts,
             "layers": layers,
             "version": VERSION,
+            "digest": _digest(tensors),
         }
-        with atomic_path(Path(path)) as partial:
+        with atomic_path(path) as partial:
             # One entry: safetensors writes several in no fixed order.
             save_file(tensors, partial, metadata={"cache": json.dumps(described)})
 
@@ -215,6 +255,13 @@ class RaggedCache(Cache):
         devices = [device] * len(cache.layers) if isinstance(device, str | torch.device) else list(device)
         if len(devices) != len(cache.layers):
             raise InvalidInput(f"device: got {len(devices)} devices for {len(cache.layers)} layers")
+        for each in set(map(str, devices)):
+            try:
+                usable = torch.empty(0, device=each).device.type != "meta"
+            except (RuntimeError, AssertionError):
+                usable = False
+            if not usable:
+                raise InvalidInput(f"device: {each!r} cannot be used here")
         try:
             with safe_open(Path(path), framework="pt") as file:
                 described = json.loads((file.metadata() or {}).get("cache", "{}"))
@@ -225,10 +272,17 @@ class RaggedCache(Cache):
                         f"{path}: holds the cache of a {described['model_type']} of {len(described['windows'])} "
                         f"layers, the model is a {cache.model_type} of {len(cache.layers)}"
                     )
-                names = set(file.keys())
+                for name, value in json.loads(json.dumps(cache._facts)).items():
+                    if described["facts"][name] != value:
+                        raise InvalidInput(
+                            f"{path}: was made with {name} {described['facts'][name]}, the model has {value}"
+                        )
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+                if _digest(tensors) != described["digest"]:
+                    raise InvalidInput(f"{path}: damaged: its contents are not those that were saved; save it again")
                 for index, (layer, facts) in enumerate(zip(cache.layers, described["layers"], strict=True)):
                     prefix = f"{index}."
-                    parts = {n.removeprefix(prefix): file.get_tensor(n) for n in names if n.startswith(prefix)}
+                    parts = {n.removeprefix(prefix): part for n, part in tensors.items() if n.startswith(prefix)}
                     layer.restore(parts, facts, torch.device(devices[index]))
         except FileNotFoundError:
             raise InvalidInput(f"{path}: no such file") from None
@@ -239,6 +293,15 @@ class RaggedCache(Cache):
         if len({layer.length for layer in cache.layers}) != 1:
             raise InvalidInput(f"{path}: damaged: its layers disagree about the tokens seen; save it again")
         return cache
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of names and contents."""
+    seen = hashlib.sha256()
+    for name in sorted(tensors):
+        seen.update(name.encode())
+        seen.update(tensors[name].contiguous().view(-1).view(torch.uint8).cpu().numpy())
+    return seen.hexdigest()
 
 
 def layer_windows(config: PreTrainedConfig) -> list[int | None]:

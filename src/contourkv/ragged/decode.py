@@ -12,9 +12,9 @@ Sums are in float32, of float64 in float64. bfloat16 is read as pairs in 32 bits
 bfloat16, so one shift gives the odd elements and one mask the even ones; queries and outputs are taken apart likewise.
 
 The calling thread works; helpers, `torch.get_num_threads()` - 1 of them, are woken and join if they get a processor in
-time. Nobody waits for a helper that has not taken a unit: where others use the processors too, a parallel loop of
-OpenMP (PyTorch's own, or numba's) costs a time slice of 4 to 10 ms a call, this costs what one thread takes. numba's
-thread pools are not used for that reason, and because a second pool would spin beside PyTorch's.
+time, and nobody waits for a helper that has not taken a unit. A parallel loop of OpenMP, PyTorch's own or numba's, has
+all its threads meet at the end instead: where others use the processors too, each call then costs a time slice (4 to
+14 ms were measured, for 1.2 ms of work), and a second pool of OpenMP threads spins beside PyTorch's.
 
 Everything is passed in one block of 64-bit numbers, named by the constants below; what would be ten array arguments
 costs more to pass than a short context takes to attend to.
@@ -29,6 +29,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,6 +38,9 @@ from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic, overload
 
 from ..errors import InvalidInput
+
+if TYPE_CHECKING:
+    from .attention import Contents
 
 CHUNK = 256
 """Entries of a unit, at most; a multiple of 4."""
@@ -69,7 +73,7 @@ _SUMS = {"reassoc", "contract", "nsz"}
 ) = range(48)  # fmt: skip
 
 
-def fits(query: torch.Tensor, held: object) -> bool:
+def fits(query: torch.Tensor, held: Contents) -> bool:
     """Whether `attend` can take this: dtype, device and strides; not whether it is the faster way."""
     return (
         query.dtype in _KINDS
@@ -84,7 +88,7 @@ def fits(query: torch.Tensor, held: object) -> bool:
 
 
 def attend(
-    query: torch.Tensor, held: object, scaling: float, softcap: float | None, sinks: torch.Tensor | None
+    query: torch.Tensor, held: Contents, scaling: float, softcap: float | None, sinks: torch.Tensor | None
 ) -> torch.Tensor:
     """What `contourkv.ragged.attend` says, of arguments that it has checked and that `fits` has accepted.
 
@@ -102,7 +106,6 @@ def attend(
     sequences, query_heads, rows, size = query.shape
     heads, value_size = held.begin.shape[1], held.values.shape[1]
     output = torch.empty((sequences, rows, query_heads, value_size), dtype=query.dtype)
-    # Named, so that what had to be copied outlives the kernel.
     positions, begin, end = (
         table if table.dtype == dtype and table.is_contiguous() else table.to("cpu", dtype).contiguous()
         for table, dtype in ((held.positions, torch.int32), (held.begin, torch.int64), (held.end, torch.int64))
@@ -113,7 +116,7 @@ def attend(
     if sinks is not None:
         sinks = sinks.to(torch.float64).contiguous()
     threads = max(1, torch.get_num_threads())
-    scratch = _THREAD.scratch()
+    scratch = _THREAD.scratch(query.dtype)
     _PARAMETERS.pack_into(
         scratch.parameters,
         0,
@@ -155,7 +158,12 @@ def attend(
             f"begin, end: got a run {int(begin[b, h])}:{int(end[b, h])} over {held.keys.shape[0]} entries; expected "
             "runs inside them"
         )
-    _TEAM.run(take_part, scratch, threads)
+    scratch.borrowed = output, query, held, positions, begin, end, visible, sinks
+    try:
+        _TEAM.run(take_part, scratch, threads)
+    finally:
+        if not scratch.inside:
+            scratch.borrowed = None
     return output.transpose(1, 2)
 
 
@@ -163,13 +171,20 @@ _PARAMETERS = struct.Struct(f"={THREADS + 1}q")
 
 
 class _Scratch:
-    """The block of numbers that a call passes to the kernel, and memory for partial results: both reused."""
+    """The block of numbers that a call passes to the kernel, and memory for partial results: both reused.
+
+    Attributes
+    ----------
+    borrowed : everything whose memory the kernel reads or writes; while a helper is inside, its reference to the
+        scratch keeps that alive, whatever has become of the call
+    """
 
     def __init__(self) -> None:
         self.integers = np.zeros(SLOTS, np.int64)
         self.numbers = self.integers.view(np.float64)
         self.parameters = memoryview(self.integers).cast("B")
         self.address = self.integers.ctypes.data
+        self.borrowed: tuple | None = None
         self.grow(2**18)
 
     def grow(self, size: int) -> None:
@@ -178,17 +193,23 @@ class _Scratch:
         self.integers[SCRATCH] = -(-self._memory.ctypes.data // CACHE_LINE) * CACHE_LINE
         self.integers[SCRATCH_BYTES] = size
 
+    @property
+    def inside(self) -> bool:
+        """Whether a helper is still at work on it."""
+        return self.integers[GATE] != 0
+
 
 class _Thread(threading.local):
-    """What each calling thread has of its own."""
+    """What each calling thread has of its own: a scratch a dtype, so that a late helper finds work of its kind."""
 
     def __init__(self) -> None:
-        self._scratch = _Scratch()
+        self._of: dict[torch.dtype, _Scratch] = {}
 
-    def scratch(self) -> _Scratch:
-        if self._scratch.integers[GATE]:  # a call was interrupted: leave what helpers may still look at to them
-            self._scratch = _Scratch()
-        return self._scratch
+    def scratch(self, dtype: torch.dtype) -> _Scratch:
+        found = self._of.get(dtype)
+        if found is None or found.inside:  # a call was interrupted: leave it to the helper
+            found = self._of[dtype] = _Scratch()
+        return found
 
 
 _THREAD = _Thread()
@@ -231,7 +252,7 @@ class _Team:
             wake.acquire()
             take_part, scratch = self._job
             take_part(scratch.address, HELP)
-            del scratch  # its thread may be gone by now
+            del scratch
 
 
 _TEAM = _Team()
@@ -418,7 +439,6 @@ def _plan(address, element, working, pairs):
     for unit in range(count):
         p[WORK] += (units[unit, 3] - units[unit, 2]) * padded * (p[SIZE] + p[VALUE_SIZE])
     _ask(address, element, working, pairs)
-    _fetch_add(_address(p, GATE), OPEN)
     return size
 
 
@@ -457,6 +477,7 @@ def _take_part(address, role, element, stored, working, pairs):
         _fetch_add(gate, -1)
         return 0
     if role == LEAD:
+        _fetch_add(gate, OPEN)
         _work(address, element, stored, working, pairs)
         _fetch_add(gate, -OPEN)
     for _ in range(2000):

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from ..errors import ContourKVError, InvalidInput
+from ..errors import InvalidInput
+from ..operator import whole_number
 from .attention import attend
 from .registry import RaggedKey, attach
 
@@ -42,8 +43,12 @@ class RaggedLayer(CacheLayerMixin):
         Number of the layer, for errors.
     window : int, optional
         Keys that a row of a sliding layer can see, its own included. Such a layer holds what the next token can
-        still see, the last window - 1 tokens (and up to window more of what was appended); compression chooses among
-        those. None where a row sees all earlier keys.
+        still see, the last window - 1 tokens; compression chooses among those. Of what is appended it lets go in
+        steps, so that up to a quarter more, at least 128, are held for a while. None where a row sees all earlier
+        keys.
+    model_type : str, optional
+        Architecture and number of layers of the model that the cache was made for; another model is refused.
+    layers : int, optional
 
     Attributes
     ----------
@@ -65,8 +70,10 @@ class RaggedLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, index: int, window: int | None = None) -> None:
-        self.index, self.window = index, window
+    def __init__(
+        self, index: int, window: int | None = None, model_type: str | None = None, layers: int | None = None
+    ) -> None:
+        self.index, self.window, self.model_type, self.layers = index, window, model_type, layers
         self.watcher: Watcher | None = None
         self._empty()
 
@@ -207,17 +214,21 @@ class RaggedLayer(CacheLayerMixin):
 
     def _grow(self, tokens: int) -> None:
         """Make room for `tokens` more slots: by a quarter, so that copying stays a few rows per appended token."""
-        if self.window is not None and self.tail_length >= 2 * self.window + SLIDING_SLACK:
-            kept = self.window - 1 + SLIDING_SLACK
-            dropped = self.tail_length - kept
-            self.tail_length, self.tail_first, self._tail_trimmed = kept, self.tail_first + dropped, True
-        else:
-            dropped = 0
         sequences, heads = self.begin.shape
-        used = self.tail_length
+        used, dropped = self.tail_length, 0
+        step = TAIL_STEP
+        if self.window is not None:
+            step = max(TAIL_STEP, self.window // 4)
+            kept = self.window - 1 + SLIDING_SLACK
+            if used >= kept + step:
+                used, dropped = kept, used - kept
+                self.tail_length, self.tail_first, self._tail_trimmed = used, self.tail_first + dropped, True
+                if self._mark is None:  # otherwise rollback wants it
+                    self._drop_frozen()
         capacity = used + tokens
         # A question or a chunk fed at once gets just its room; token by token, steps.
-        capacity += max(TAIL_STEP, capacity // 4) if tokens < TAIL_STEP else 0
+        if tokens < TAIL_STEP:
+            capacity += step if self.window is not None else max(step, capacity // 4)
         kept = slice(dropped, dropped + used)
 
         def grown(old: torch.Tensor | None, dim: int) -> torch.Tensor:
@@ -232,6 +243,13 @@ class RaggedLayer(CacheLayerMixin):
             visible = torch.ones(sequences, capacity, dtype=torch.bool, device=self.device)
             visible[:, :used] = self.tail_visible[:, kept]
             self.tail_visible = visible
+
+    def _drop_frozen(self) -> None:
+        self.frozen_keys, self.frozen_values = (
+            part.new_empty(0, part.shape[1]) for part in (self.frozen_keys, self.frozen_values)
+        )
+        self.positions = self.positions.new_empty(0)
+        self.begin = self.end = torch.zeros_like(self.begin)
 
     def take(self, keys: torch.Tensor, values: torch.Tensor, keep: torch.Tensor, length: int) -> None:
         """Fill the empty layer with the entries of `keys` (B, H, N, d) and `values` that `keep` (B, H, N) names.
@@ -327,6 +345,9 @@ class RaggedLayer(CacheLayerMixin):
         """
         if module.training and (kwargs.get("dropout") or torch.is_grad_enabled()):
             raise InvalidInput("RaggedCache: the model is in training mode; call model.eval() first")
+        config = getattr(module, "config", None)
+        if self.model_type is not None and config is not None:
+            self._check_model(config)
         tokens = key.shape[2]
         visible = _visible(mask, tokens)
         if self._first_block:
@@ -364,6 +385,14 @@ class RaggedLayer(CacheLayerMixin):
                 self.watcher.later_block(self, module, query, visible, kwargs)
         return output.transpose(1, 2).contiguous(), None
 
+    def _check_model(self, config: object) -> None:
+        layers = getattr(config, "num_hidden_layers", self.layers)
+        if config.model_type != self.model_type or layers != self.layers:
+            raise InvalidInput(
+                f"RaggedCache: it was made for a {self.model_type} of {self.layers} layers, the model is a "
+                f"{config.model_type} of {layers}; make one from this model's config"
+            )
+
     def _settle(self, visible: torch.Tensor | None) -> None:
         """After the first block: drop padding, and what a sliding layer's next token cannot see."""
         self._first_block = False
@@ -381,7 +410,12 @@ class RaggedLayer(CacheLayerMixin):
 
     def lengths(self) -> torch.Tensor:
         """Entries held in each sequence and KV head, int64 (B, H), the tail's padding included."""
+        self._check_filled("lengths")
         return self.end - self.begin + self.tail_length
+
+    def _check_filled(self, what: str) -> None:
+        if not self.length:
+            raise InvalidInput(f"{what}: layer {self.index} of the cache is empty; feed it a context first")
 
     def evict(self, keep: torch.Tensor) -> None:
         """Keep the entries whose position `keep` names, bool (B, H, length); free all others, and the tail's slack.
@@ -389,7 +423,10 @@ class RaggedLayer(CacheLayerMixin):
         Builds the new frozen part, keys first, and drops the old one: beside what the layer held, at most its new
         keys or values and 16 bytes an entry are needed on the way.
         """
+        self._check_filled("evict")
         sequences, heads = self.begin.shape
+        if not isinstance(keep, torch.Tensor):
+            raise InvalidInput(f"evict: keep: expected a bool tensor, got {type(keep).__name__}")
         if keep.dtype != torch.bool or tuple(keep.shape) != (sequences, heads, self.length):
             raise InvalidInput(
                 f"evict: keep is {keep.dtype} {tuple(keep.shape)}, expected bool {(sequences, heads, self.length)}: "
@@ -564,6 +601,7 @@ class RaggedLayer(CacheLayerMixin):
 
 def cropped_length(count: int, length: int) -> int:
     """Tokens left after transformers' `crop(count)` of `length` tokens, in the meaning of the installed version."""
+    count = whole_number("crop", count)
     if count < 0 or (count == 0 and not CROP_TAKES_LENGTH):
         left = length + count
     elif CROP_TAKES_LENGTH:
@@ -588,7 +626,7 @@ def _visible(mask: torch.Tensor | None, tokens: int) -> torch.Tensor | None:
     if mask is None:
         return None
     if not isinstance(mask, torch.Tensor) or mask.dim() not in (2, 4) or mask.shape[-1] < tokens:
-        raise ContourKVError(
+        raise InvalidInput(
             "RaggedCache: the attention mask is of a kind that is not supported (a block mask?); load the model with "
             'attn_implementation="sdpa" or "eager"'
         )
