@@ -121,9 +121,8 @@ def loss(model: torch.nn.Module, cache: RaggedCache, ids: torch.Tensor, tokens: 
 
 
 def report(scores: str, rows: list[dict], asked: argparse.Namespace) -> None:
-    print(
-        f"\n{'scores':<20}{'removed':>8}  {'split':<28}{'above full':>11}{'to uniform':>12}{'interval':>22}{'lower in':>10}"
-    )
+    heads = f"{'above full':>11}{'to uniform':>12}{'interval':>22}{'lower in':>10}"
+    print(f"\n{'scores':<20}{'removed':>8}  {'split':<28}{heads}")
     for ratio in asked.ratios:
         kept = [row for row in rows if row["ratio"] == ratio]
         reference = above(kept, REFERENCE)

@@ -35,7 +35,8 @@ SCORES = 2**23
 rows go in blocks of so many; one row of every query head is the least block."""
 
 COMPILED_ROWS = 32
-"""Rows that read one KV head, its query heads times Q, up to which the compiled way is taken."""
+"""Rows that read one KV head, its query heads times Q, up to which the compiled way is taken: at 4 it takes a third of
+the time of the PyTorch way, at 32 as much in bfloat16 and two thirds in float32."""
 
 # Private in PyTorch, but the one fused attention on the CPU that returns the log-sum-exp. None: plain products.
 FLASH: Callable | None = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)

@@ -48,8 +48,8 @@ CACHE_LINE = 64
 AHEAD = 2**14
 """Bytes that memory is asked for in advance. The processor's own prefetching falls behind: without, a step over keys
 that are in no cache takes 2.5 times as long in float32, 1.2 times in bfloat16."""
-WORTH_HELP = 2**20
-"""Multiplications of a call from which on helpers are woken, about 30 microseconds of one thread."""
+WORTH_HELP = 2**21
+"""Multiplications of a call from which on helpers are woken: 100 microseconds of one thread; to wake one costs 20."""
 HELP, LEAD, WAIT = range(3)
 """What a thread comes to `_take_part` for."""
 OPEN = 2**32
