@@ -326,12 +326,11 @@ def held(asked: argparse.Namespace) -> list[dict]:
                 cache.take(index, keys, values, keep, tokens)
                 del keys, values
             cache.mark()
-            nominal = asked.held_layers * HEADS * mean * 2 * SIZE * dtype.itemsize
-            for state in ("compressed", "32 tokens later"):
-                if state != "compressed":
-                    for layer in cache.layers:
-                        for _ in range(32):
-                            layer.update(*(torch.zeros(1, HEADS, 1, SIZE, dtype=dtype) for _ in range(2)))
+            for state, appended in (("compressed", 0), ("32 tokens later", 32)):
+                for layer in cache.layers:
+                    for _ in range(appended):
+                        layer.update(*(torch.zeros(1, HEADS, 1, SIZE, dtype=dtype) for _ in range(2)))
+                nominal = asked.held_layers * HEADS * (mean + appended) * 2 * SIZE * dtype.itemsize
                 bytes_held = held_bytes(cache)
                 side = f"{name}, mean {mean} entries a head, {state}"
                 print(f"  {side:<56}{bytes_held.total / 2**20:>9.2f}{bytes_held.total / nominal:>12.4f}")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from contourkv.errors import InvalidInput
 from contourkv.ragged import attention, decode
-from contourkv.ragged.attention import attend, observed_masses
+from contourkv.ragged.attention import attend
 
 # Largest error, over values of unit size: float32 sums; half precision rounds the output (2^-8, 2^-11) and, in
 # PyTorch's fused kernel, the weights.
@@ -69,13 +69,6 @@ class Layer:
         arguments = dict(vars(self))
         named = {name: arguments.pop(name) for name in ("scaling", "window", "softcap", "sinks", "tail_visible")}
         return attend(*arguments.values(), **named)
-
-    def masses(self, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
-        arguments = dict(vars(self))
-        named = {name: arguments.pop(name) for name in ("scaling", "window", "softcap", "sinks", "tail_visible")}
-        for name in ("values", "tail_values"):
-            arguments.pop(name)
-        return observed_masses(*arguments.values(), **named, **options)
 
 
 def rows_by_definition(layer: Layer) -> Iterator[tuple[tuple[int, int, int, int], torch.Tensor, torch.Tensor]]:
@@ -229,34 +222,6 @@ def test_lengths_around_a_unit(dtype: torch.dtype, length: int) -> None:
     layer = random_layer(length, [[length, 0, length]], group=5, size=24, tail=length).to(dtype)
     with only("compiled"):
         assert_close(layer.attend(), oracle(layer), dtype)
-
-
-@given(layer=layers(aliased=False))
-@hypothesis_settings(max_examples=60)
-def test_masses_equal_the_definition(layer: Layer) -> None:
-    sequences, query_heads, rows, _ = layer.query.shape
-    heads = layer.begin.shape[1]
-    counted = torch.rand(sequences, rows, generator=torch.Generator().manual_seed(rows)) < 0.7
-    frozen = torch.zeros(len(layer.keys), dtype=torch.float64)
-    tail = torch.zeros(sequences, heads, layer.tail_length, dtype=torch.float64)
-    for (b, _, h, row), weights, _ in rows_by_definition(layer):
-        share = weights * counted[b, row] / (query_heads // heads * counted[b].sum().clamp(min=1))
-        run = slice(int(layer.begin[b, h]), int(layer.end[b, h]))
-        frozen[run] += share[: len(share) - layer.tail_length]
-        tail[b, h] += share[len(share) - layer.tail_length :]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "SCORES", 3000)
-        found = layer.to(torch.float32).masses(query_visible=counted)
-    assert [part.dtype for part in found] == [torch.float32] * 2
-    torch.testing.assert_close(found, (frozen.float(), tail.float()), atol=2e-6, rtol=1e-4)
-
-
-def test_masses_sum_to_one() -> None:
-    layer = random_layer(1, [[300, 0, 17], [4, 90, 250]], rows=16, tail=20).to(torch.bfloat16)
-    frozen, tail = layer.masses()
-    runs = zip(layer.begin.flatten().tolist(), layer.end.flatten().tolist(), strict=True)
-    total = torch.stack([frozen[first:last].sum() for first, last in runs]) + tail.sum(-1).flatten()
-    torch.testing.assert_close(total, torch.ones(6))
 
 
 # ---------------------------------------------------------------------- what changes nothing
@@ -538,9 +503,3 @@ def test_bad_input_is_named(way: str, named: str, change) -> None:
     layer = random_layer(1, [[10, 4]], rows=2, tail=5).to(torch.float32)
     with only(way), pytest.raises(InvalidInput, match=rf"\b{named}\b"):
         replace(layer, **change(layer)).attend()
-
-
-def test_shared_runs_have_no_masses() -> None:
-    layer = random_layer(7, [[9, 5], [1, 2]], aliased=True).to(torch.float32)
-    with pytest.raises(InvalidInput, match="share"):
-        layer.masses()

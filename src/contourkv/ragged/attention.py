@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -106,98 +104,6 @@ def attend(
         return decode.attend(query, held, scaling, softcap, sinks)
     with torch.no_grad():
         return _by_torch(query, held, scaling, softcap, sinks)
-
-
-def observed_masses(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    begin: torch.Tensor,
-    end: torch.Tensor,
-    tail_keys: torch.Tensor,
-    tail_length: int,
-    tail_first: int,
-    *,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    tail_visible: torch.Tensor | None = None,
-    query_visible: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean softmax weight of every entry, over the Q newest rows and the query heads of its KV head.
-
-    Parameters
-    ----------
-    query, keys, positions, begin, end, tail_keys, tail_length, tail_first, scaling, window, softcap, sinks,
-    tail_visible : as in `attend`
-    query_visible : bool tensor (B, Q), optional
-        The rows that count; padding does not. A sequence without any has masses 0.
-
-    Returns
-    -------
-    frozen : float32 tensor (T,)
-        0 for entries of no run.
-    tail : float32 tensor (B, H, tail_length)
-        With `frozen` they sum to 1 over what a KV head holds, less the weight of its sinks.
-
-    Raises
-    ------
-    InvalidInput
-        As `attend`, and for runs that share entries, which have no one mass.
-    """
-    held = Contents(
-        keys, keys, positions, begin, end, tail_keys, tail_keys, tail_length, tail_first, tail_visible, window
-    )
-    held.check(query, sinks)
-    with torch.no_grad():
-        return _masses(query, held, scaling, softcap, sinks, query_visible)
-
-
-def _masses(
-    query: torch.Tensor,
-    held: Contents,
-    scaling: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-    query_visible: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    sequences, query_heads, rows, _ = query.shape
-    runs, group = held.begin.numel(), query_heads // held.begin.shape[1]
-    stacks = held.stacks()
-    by_place = sorted(stacks, key=lambda stack: stack.entries.start)
-    if any(later.entries.start < earlier.entries.stop for earlier, later in pairwise(by_place)):
-        raise InvalidInput("begin, end: runs share entries, which therefore have no one mass; observe before sharing")
-    query = query.reshape(runs, group, rows, query.shape[3])
-    tail_keys = held.tail_keys.flatten(0, 1)[:, : held.tail_length]
-    counted = query.new_ones(sequences, rows, dtype=torch.float32) if query_visible is None else query_visible.float()
-    share = counted / (group * counted.sum(1, keepdim=True)).clamp(min=1.0)
-    share = share.repeat_interleave(held.begin.shape[1], dim=0).unsqueeze(1)  # (runs, 1, Q)
-    frozen = query.new_zeros(held.keys.shape[0], dtype=torch.float32)
-    tail = query.new_zeros(runs, held.tail_length, dtype=torch.float32)
-    # Of each part: its runs, keys (N, n, d), what rows at given positions see of it, where its masses (N, n) go.
-    pieces = [(slice(0, runs), tail_keys, partial(held.seen_in_tail, held.tail_length), tail)]
-    for stack in stacks:
-        key, mass = (flat[stack.entries].unflatten(0, (-1, stack.length)) for flat in (held.keys, frozen))
-        pieces.append((stack.runs, key, partial(held.seen_in, stack), mass))
-    entries = sum(mass.numel() for *_, mass in pieces)
-    block = max(1, SCORES // max(1, group * entries))
-    at = held.row_positions(rows)
-    for first in range(0, rows, block):
-        part = slice(first, min(first + block, rows))
-        asked = query[:, :, part]
-        found = [_weights(asked[own], key, seen(at[part]), scaling, softcap) for own, key, seen, _ in pieces]
-        level = torch.full_like(found[0][1], float("-inf"))
-        if sinks is not None:
-            level = torch.logaddexp(level, sinks.to(level.dtype).view(-1, group).repeat(sequences, 1).unsqueeze(-1))
-        for (weights, top), (own, *_) in zip(found, pieces, strict=True):
-            level[own] = torch.logaddexp(level[own], top + weights.sum(-1).log())
-        level.masked_fill_(level == float("-inf"), 0.0)
-        for (weights, top), (own, _, _, mass) in zip(found, pieces, strict=True):
-            # No top is above the level, but for the 0 that stands for one where nothing is seen.
-            factor = share[own, :, part] * (top - level[own]).clamp_(max=0.0).exp_()
-            mass += (factor.to(weights.dtype).flatten(1).unsqueeze(1) @ weights.flatten(1, 2)).squeeze(1)
-    return frozen, tail.unflatten(0, (sequences, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,13 +336,8 @@ def _weights(
 
 def _joined(parts: list[_Part], sinks: torch.Tensor | None, sequences: int) -> torch.Tensor:
     """Softmax over all parts, (runs, G, Q, dv), in the levels' precision; see the head of this file."""
-    level = _joined_level([part.level for part in parts], sinks, sequences)
-    return sum(part.output * (part.level - level).exp().unsqueeze(-1) for part in parts)
-
-
-def _joined_level(levels: list[torch.Tensor], sinks: torch.Tensor | None, sequences: int) -> torch.Tensor:
-    """Level of all parts and the sink, (runs, G, Q); 0 where nothing is seen, so that every weight is 0 there."""
-    level = torch.stack(levels).logsumexp(0)
+    level = torch.stack([part.level for part in parts]).logsumexp(0)
     if sinks is not None:
         level = torch.logaddexp(level, sinks.view(-1, level.shape[1]).repeat(sequences, 1).unsqueeze(-1))
-    return level.masked_fill(level == float("-inf"), 0.0)
+    level.masked_fill_(level == float("-inf"), 0.0)  # where nothing is seen every weight is 0
+    return sum(part.output * (part.level - level).exp().unsqueeze(-1) for part in parts)
