@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -195,15 +196,18 @@ class TestEvicted:
         assert layer.frozen_keys.shape == (2 * 40, 16) and model.config.num_attention_heads == 4
 
     def test_case_16_appending_writes_slots(self, models):
-        """Storage stays where it is, until the tail is full."""
-        model, tokens = models["llama"], ids(60)
+        """Nothing is rebuilt: the frozen part stays where it is, and the tail moves once in many tokens."""
+        model, tokens = models["llama"], ids(200)
         cache = evicted(model, tokens[:, :40])
-        fed(model, cache, tokens[:, 40:41])
         layer = cache.layers[0]
-        places = [part.data_ptr() for part in (layer.frozen_keys, layer.tail_keys, layer.tail_values)]
-        fed(model, cache, tokens[:, 41:60], *range(1, 19))
-        assert places == [part.data_ptr() for part in (layer.frozen_keys, layer.tail_keys, layer.tail_values)]
-        assert layer.tail_length == 20
+        frozen, places, slack = layer.frozen_keys.data_ptr(), [], []
+        for at in range(40, 200):
+            fed(model, cache, tokens[:, at : at + 1])
+            places.append((layer.tail_keys.data_ptr(), layer.tail_keys.shape[2]))
+            slack.append(layer.tail_keys.shape[2] - layer.tail_length)
+        assert layer.frozen_keys.data_ptr() == frozen and layer.tail_length == 160
+        moves = sum(one != other for one, other in pairwise(places))
+        assert moves <= 10 and max(slack) <= 20
 
 
 class TestRollback:

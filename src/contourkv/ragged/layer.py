@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .cache import Watcher
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-TAIL_STEP = 64  # slots that a full tail grows by, at least
+TAIL_STEP = 16  # slots that a full tail grows by, at least; else by an eighth of it
+SLIDING_STEP = 64  # tokens, at least, that a sliding layer lets go of at once; else a quarter of its window
 SLIDING_SLACK = 64  # tokens behind its window that a sliding layer still has, so that a few can be cropped
 # transformers 5.2 gives `crop` the length to keep, newer ones the tokens to remove as a negative count.
 CROP_TAKES_LENGTH = "max_length" in inspect.signature(DynamicLayer.crop).parameters
@@ -213,14 +214,12 @@ class RaggedLayer(CacheLayerMixin):
             )
 
     def _grow(self, tokens: int) -> None:
-        """Make room for `tokens` more slots: by a quarter, so that copying stays a few rows per appended token."""
+        """Make room for `tokens` more slots: in steps, so that copying stays a few rows per appended token."""
         sequences, heads = self.begin.shape
         used, dropped = self.tail_length, 0
-        step = TAIL_STEP
         if self.window is not None:
-            step = max(TAIL_STEP, self.window // 4)
             kept = self.window - 1 + SLIDING_SLACK
-            if used >= kept + step:
+            if used >= kept + max(SLIDING_STEP, self.window // 4):
                 used, dropped = kept, used - kept
                 self.tail_length, self.tail_first, self._tail_trimmed = used, self.tail_first + dropped, True
                 if self._mark is None:  # otherwise rollback wants it
@@ -228,7 +227,7 @@ class RaggedLayer(CacheLayerMixin):
         capacity = used + tokens
         # A question or a chunk fed at once gets just its room; token by token, steps.
         if tokens < TAIL_STEP:
-            capacity += step if self.window is not None else max(step, capacity // 4)
+            capacity += max(TAIL_STEP, capacity // 8) - tokens
         kept = slice(dropped, dropped + used)
 
         def grown(old: torch.Tensor | None, dim: int) -> torch.Tensor:
