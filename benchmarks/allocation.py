@@ -28,6 +28,7 @@ from contourkv import ContourKVError, ContourKVPress, RaggedCache
 from contourkv.allocator import AdaKV, Contour, Global, Pyramid, Uniform
 from contourkv.contexts import build_contexts
 from contourkv.models import load_model
+from contourkv.press.scores import resolve
 from contourkv.progress import Progress
 from contourkv.provenance import write_json
 
@@ -44,6 +45,9 @@ SPLITS = {
     "contour, peak mass": {"split": Contour(), "curve": "peak", "weight": "plain"},
     "contour, peak x 2D": {"split": Contour(), "curve": "peak", "weight": "spread"},
     "contour, peak x distance": {"split": Contour(), "curve": "peak", "weight": "distance"},
+    # The scores as their own curve, where they are masses.
+    "contour, scores x 2D": {"split": Contour(), "curve": "scores", "weight": "spread"},
+    "contour, scores x distance": {"split": Contour(), "curve": "scores", "weight": "distance"},
 }
 REFERENCE = "uniform"
 
@@ -94,6 +98,8 @@ def measure(
         full = loss(model, cache, ids, tokens)
         cache.rollback()
         for split, given in SPLITS.items():
+            if given.get("curve") == "scores" and (scores == "mass" or not resolve(scores).is_mass):
+                continue  # no masses, or those of the rows above
             cut, (allocation,) = seen.cut(press(scores, ratio, given, asked))
             rows.append(
                 {
@@ -128,6 +134,8 @@ def report(scores: str, rows: list[dict], asked: argparse.Namespace) -> None:
         reference = above(kept, REFERENCE)
         for split in SPLITS:
             values = above(kept, split)
+            if not len(values):
+                continue
             line = f"{scores:<20}{ratio:>8.0%}  {split:<28}{values.mean():>+11.4f}"
             if split != REFERENCE and len(values) > 1:
                 apart = values - reference

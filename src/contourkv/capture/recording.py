@@ -316,8 +316,10 @@ def _attend_over_sdpa(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    kwargs["dropout"] = dropout  # some wrappers of registered functions hand it on by place
     output, weights = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **kwargs)
     _report(module, query, key, value, output, kwargs)
     return output, weights
@@ -329,8 +331,10 @@ def _attend_over_eager(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
+    kwargs["dropout"] = dropout
     attend = eager_attention(module)
     blocks = []
     for start in range(0, query.shape[2], EAGER_BLOCK):
