@@ -698,6 +698,7 @@ class TestRefused:
         make_model({"architecture": "llama", "seed": 2}, tmp_path, "llama")
         model = load_model(tmp_path)
         press = ContourKVPress(0.5, scores="kvzip")
+        assert (press.curve, ContourKVPress(0.5).curve) == ("scores", "peak")
         with pytest.raises(InvalidInput, match="batch of 2"):
             compressed(model, ids(60).repeat(2, 1), press)
         cache, _ = compressed(model, ids(60), press)

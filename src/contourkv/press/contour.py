@@ -68,9 +68,10 @@ class ContourKVPress:
     weight : str
         What a unit of dropped mass counts as in the contour: "plain", "spread" or "distance", see
         `contourkv.allocator.weighted`.
-    curve : str
+    curve : str, optional
         Whose dropped mass the contour counts: "peak", each key's largest mass in any observed row, which bounds what
-        every one of these rows loses; "mean", their mean; "scores", where the scores are masses themselves.
+        every one of these rows loses; "mean", their mean; "scores", where the scores are masses themselves. By
+        default "scores" for those that saw the whole context again (KVzip's), else "peak".
     rows : int
         Last query positions whose mass is observed.
     sinks, recent : int
@@ -98,7 +99,7 @@ class ContourKVPress:
         scores: object = "mass",
         split: Split | str = "contour",
         weight: str = "distance",
-        curve: str = "peak",
+        curve: str | None = None,
         rows: int = 64,
         sinks: int = 4,
         recent: int = 16,
@@ -120,6 +121,8 @@ class ContourKVPress:
         if two_passes and isinstance(self.scorer, ContextScorer):
             raise InvalidInput("two_passes: scores that replay the context need the full cache; leave it off for them")
         self.weight = weight
+        if curve is None:
+            curve = "scores" if isinstance(self.scorer, ContextScorer) and self.scorer.is_mass else "peak"
         if curve not in CURVES:
             raise InvalidInput(f"curve: expected one of {', '.join(CURVES)}, got {curve!r}")
         if curve == "scores" and not self.scorer.is_mass:
