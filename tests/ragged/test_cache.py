@@ -249,6 +249,7 @@ class TestRollback:
         cache = RaggedCache(model.config)
         fed(model, cache, tokens[:, :60], 10, 50)
         cache.mark()
+        assert int(cache.layers[0].lengths().max()) == WINDOW - 1  # what no later token can see is not kept for it
         first = fed(model, cache, tokens[:, 60:])
         cache.rollback()
         assert cache.get_seq_length() == 60

@@ -478,7 +478,10 @@ class RaggedLayer(CacheLayerMixin):
     def mark(self) -> None:
         """Make this the state that `rollback` returns to; what was appended joins the frozen part."""
         if self.tail_length:
-            self.evict(torch.ones(*self.begin.shape, self.length, dtype=torch.bool, device=self.device))
+            keep = torch.ones(*self.begin.shape, self.length, dtype=torch.bool, device=self.device)
+            if self.window is not None:
+                keep[:, :, : max(self.length - self.window + 1, 0)] = False
+            self.evict(keep)
         self._mark = (self.length, self.begin, self.end)
 
     @property
