@@ -7,8 +7,9 @@
     python benchmarks/ragged.py generate MODEL         tokens a second over one context, a quarter kept
 
 All sides run in one process, in rounds that alternate between them; printed are the median, the 10th and 90th
-percentile and the ratio of medians to the row marked 1.00. On a machine that others use too, the median of a side
-that waits for two threads at once says little: `quiet`, the ratio of the 10th percentiles, stands beside it.
+percentile and the ratio of medians to the row marked 1.00. On a machine that others use too, a side that waits for two
+OpenMP threads at once measures the others: set OMP_WAIT_POLICY=passive there, for all sides, or --threads 1; `quiet`,
+the ratio of the 10th percentiles, stands beside the ratio of medians for the same reason.
 
 Decode and append: 8 KV heads of 4 query heads, head_dim 128, lengths lognormal with a mean of 1,024 of 4,096 entries.
 As many layers stand ready as exceed the processor's cache, and each round goes through all of them, as a model does;
