@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from contourkv.errors import InvalidInput
 from contourkv.held import held_bytes
 from contourkv.models.loading import load_model
+from contourkv.models.random_source import make_model
 from contourkv.press.enforced import EnforcedPress, enforce
 from contourkv.press.scores import attention_modules
 from contourkv.ragged.cache import RaggedCache
@@ -39,6 +40,20 @@ EQUAL = {
     "critical": lambda r: kvpress.CriticalKVPress(kvpress.SnapKVPress(r)),
     "streaming": lambda r: kvpress.StreamingLLMPress(r),
 }
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+    for architecture in ("llama", "qwen2", "qwen3", "gemma3_text"):
+        made[architecture] = tmp_path_factory.mktemp(architecture)
+        make_model({"architecture": architecture, "seed": 3}, made[architecture], architecture)
+    return made
+
+
+@pytest.fixture(scope="module")
+def models(folders):
+    return {architecture: load_model(folder) for architecture, folder in folders.items()}
 
 
 def ids_of(length: int, batch: int = 1, seed: int = 3) -> torch.Tensor:

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from contourkv.errors import InvalidInput
 from contourkv.models.loading import load_model
+from contourkv.models.random_source import make_model
 from contourkv.press.budget import Budget
 from contourkv.press.scores import (
     PRESSES,
@@ -31,6 +32,20 @@ logging.getLogger("kvpress").setLevel(logging.ERROR)
 
 LAYER_NAMES = sorted(set(PRESSES) - {"kvzip"})
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3_text", "olmo2")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+    for architecture in ARCHITECTURES:
+        made[architecture] = tmp_path_factory.mktemp(architecture)
+        make_model({"architecture": architecture, "seed": 2}, made[architecture], architecture)
+    return made
+
+
+@pytest.fixture(scope="module")
+def models(folders):
+    return {architecture: load_model(folder) for architecture, folder in folders.items()}
 
 
 def ids_of(length: int, batch: int = 1, seed: int = 3) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -398,73 +397,60 @@ def test_scores_held_at_a_time(way: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def heavy_layer(dtype: torch.dtype = torch.float32) -> Layer:
-    """Enough to be shared among threads."""
+    """Enough to wake helpers for."""
     return random_layer(9, [[900, 4000, 30]], group=4, size=64, tail=300).to(dtype)
 
 
 @pytest.fixture
-def team(monkeypatch: pytest.MonkeyPatch):
-    """A team that knows nothing yet; number of threads as it was afterwards."""
+def threads():
+    """Sets the number of threads; puts the old one back."""
     before = torch.get_num_threads()
-    team = decode._Team()
-    monkeypatch.setattr(decode, "_TEAM", team)
-    yield team
+    yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", COMPILED)
-def test_any_number_of_threads(team: decode._Team, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    monkeypatch.setattr(decode, "FEWEST_ALONE", 0)
-    monkeypatch.setattr(decode, "MOST_ALONE", 0)
+def test_any_number_of_threads(threads, dtype: torch.dtype) -> None:
     layer = heavy_layer(dtype)
-    torch.set_num_threads(1)
+    threads(1)
     alone = layer.attend()
     assert_close(alone, oracle(layer), dtype)
     for number in (2, 5, 3):
-        torch.set_num_threads(number)
-        for _ in range(5):
-            team.alone = 0
+        threads(number)
+        for _ in range(20):
             assert torch.equal(layer.attend(), alone)
-    assert team.rates
 
 
-def test_callers_at_the_same_time(team: decode._Team) -> None:
-    torch.set_num_threads(2)
+def test_callers_at_the_same_time(threads) -> None:
+    threads(3)
     several = [random_layer(seed, [[900, 4000, 30]], group=4, size=64).to(torch.float32) for seed in range(4)]
     expected = [layer.attend() for layer in several]
 
     def call(which: int) -> bool:
-        return all(torch.equal(several[which].attend(), expected[which]) for _ in range(20))
+        return all(torch.equal(several[which].attend(), expected[which]) for _ in range(30))
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(call, range(4)))
 
 
-@pytest.mark.skipif(decode._openmp() is None, reason="no such runtime here")
-def test_threads_that_make_it_slower_are_left_alone(team: decode._Team) -> None:
-    torch.set_num_threads(2)
-    shared, layer = [], heavy_layer()
-    work_shared = team.parallel
+def test_after_an_interrupted_call(threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller is interrupted while it waits for a helper; the scratch that the helper is at is not used again."""
+    threads(2)
+    layer = heavy_layer()
+    expected = layer.attend()
+    scratch = decode._THREAD.scratch(torch.float32)
 
-    def parallel(*given: int) -> None:
-        shared.append(len(shared))
-        work_shared(*given)
-        time.sleep(0.2 if slow else 0)
+    def interrupted(*_: object) -> None:
+        scratch.integers[decode.GATE] = 1
+        raise KeyboardInterrupt
 
-    team.parallel = parallel
-    slow, calls = True, []
-    layer.attend()  # alone, to know how long that takes
-    for _ in range(4):
-        before = len(shared)
-        while len(shared) == before:
+    with monkeypatch.context() as patch:
+        patch.setattr(decode._Team, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
             layer.attend()
-            calls.append(len(shared))
-    assert [calls.count(number) for number in (0, 1, 2, 3)] == [0, 17, 33, 65]
-    team.rates = dict.fromkeys(team.rates, 1e9)  # from now on nothing is slow
-    slow, team.alone = False, 0
-    for _ in range(300):
-        layer.attend()
-    assert len(shared) == 304 and team.pause == decode.FEWEST_ALONE
+    assert scratch.borrowed is not None
+    assert torch.equal(layer.attend(), expected)
+    assert decode._THREAD.scratch(torch.float32) is not scratch
 
 
 def test_nothing_is_kept_of_a_call() -> None:
@@ -476,20 +462,16 @@ def test_nothing_is_kept_of_a_call() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_in_a_forked_process() -> None:
-    """OpenMP's threads do not survive a fork, and waiting for them has no end."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
+def test_in_a_forked_process(threads) -> None:
+    threads(2)
     layer = heavy_layer()
-    for _ in range(3):  # the first to measure, the next with threads
-        expected = layer.attend()
+    expected = layer.attend()
     child = os.fork()
     if child == 0:
         try:
             os._exit(0 if torch.equal(layer.attend(), expected) else 1)
         finally:
             os._exit(2)
-    torch.set_num_threads(before)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -11,10 +11,10 @@ whatever the threads did:
 Sums are in float32, of float64 in float64. bfloat16 is read as pairs in 32 bits: the upper half of a float32 is a
 bfloat16, so one shift gives the odd elements and one mask the even ones; queries and outputs are taken apart likewise.
 
-Threads are PyTorch's own: the OpenMP runtime that it was linked with is called, so that no second pool spins beside it.
-All threads of OpenMP meet at the end of a loop; where others use the processors too, that costs a time slice a call (4
-to 14 ms were measured, for 1.2 ms of work). A call that its threads made slower is therefore followed by calls that
-work alone, twice as many each time. Alone is also what a runtime without GNU's entry point and a forked process get.
+The calling thread works; helpers, `torch.get_num_threads()` - 1 of them, are woken and join if they get a processor in
+time, and nobody waits for a helper that has not taken a unit. A parallel loop of OpenMP, PyTorch's own or numba's, has
+all its threads meet at the end instead: where others use the processors too, each call then costs a time slice (4 to
+14 ms were measured, for 1.2 ms of work), and a second pool of OpenMP threads spins beside PyTorch's.
 
 Everything is passed in one block of 64-bit numbers, named by the constants below; what would be ten array arguments
 costs more to pass than a short context takes to attend to.
@@ -22,7 +22,6 @@ costs more to pass than a short context takes to attend to.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import os
@@ -30,7 +29,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,10 +48,12 @@ CACHE_LINE = 64
 AHEAD = 2**14
 """Bytes that memory is asked for in advance. The processor's own prefetching falls behind: without, a step over keys
 that are in no cache takes 2.5 times as long in float32, 1.2 times in bfloat16."""
-WORTH_THREADS = 2**20
-"""Multiplications of a call from which on it is shared among threads: 50 to 100 microseconds of one."""
-FEWEST_ALONE, MOST_ALONE = 16, 2048
-"""Calls that work alone after one that its threads made slower."""
+WORTH_HELP = 2**21
+"""Multiplications of a call from which on helpers are woken: 100 microseconds of one thread; to wake one costs 20."""
+HELP, LEAD, WAIT = range(3)
+"""What a thread comes to `_take_part` for."""
+OPEN = 2**32
+"""The gate holds this while a call is open for helpers, plus one for each of them that is inside."""
 NEVER = -3e38
 """Score of an entry that is not seen."""
 LEAST = -87.0
@@ -69,8 +69,8 @@ _SUMS = {"reassoc", "contract", "nsz"}
     SEQUENCES, HEADS, GROUP, ROWS, SIZE, VALUE_SIZE, THREADS,
     SCRATCH, SCRATCH_BYTES,
     UNITS, UNIT_COUNT, FIRST_UNIT, LEFT, TICKETS, ASKED, SCORES, TOPS, TOTALS, MIXED,
-    WORK, SCALING, SOFTCAP, SLOTS,
-) = range(47)  # fmt: skip
+    WORK, GATE, SCALING, SOFTCAP, SLOTS,
+) = range(48)  # fmt: skip
 
 
 def fits(query: torch.Tensor, held: Contents) -> bool:
@@ -102,7 +102,7 @@ def attend(
     InvalidInput
         A run outside the buffer.
     """
-    plan, work = _compiled(query.dtype)
+    plan, take_part = _compiled(query.dtype)
     sequences, query_heads, rows, size = query.shape
     heads, value_size = held.begin.shape[1], held.values.shape[1]
     output = torch.empty((sequences, rows, query_heads, value_size), dtype=query.dtype)
@@ -116,7 +116,7 @@ def attend(
     if sinks is not None:
         sinks = sinks.to(torch.float64).contiguous()
     threads = max(1, torch.get_num_threads())
-    scratch = _THREAD.scratch
+    scratch = _THREAD.scratch(query.dtype)
     _PARAMETERS.pack_into(
         scratch.parameters,
         0,
@@ -158,7 +158,12 @@ def attend(
             f"begin, end: got a run {int(begin[b, h])}:{int(end[b, h])} over {held.keys.shape[0]} entries; expected "
             "runs inside them"
         )
-    _TEAM.run(work, scratch, threads, (query.dtype, size, value_size, softcap is None))
+    scratch.borrowed = output, query, held, positions, begin, end, visible, sinks
+    try:
+        _TEAM.run(take_part, scratch, threads)
+    finally:
+        if not scratch.inside:
+            scratch.borrowed = None
     return output.transpose(1, 2)
 
 
@@ -166,13 +171,20 @@ _PARAMETERS = struct.Struct(f"={THREADS + 1}q")
 
 
 class _Scratch:
-    """The block of numbers that a call passes to the kernel, and memory for partial results: both reused."""
+    """The block of numbers that a call passes to the kernel, and memory for partial results: both reused.
+
+    Attributes
+    ----------
+    borrowed : everything whose memory the kernel reads or writes; while a helper is inside, its reference to the
+        scratch keeps that alive, whatever has become of the call
+    """
 
     def __init__(self) -> None:
         self.integers = np.zeros(SLOTS, np.int64)
         self.numbers = self.integers.view(np.float64)
         self.parameters = memoryview(self.integers).cast("B")
         self.address = self.integers.ctypes.data
+        self.borrowed: tuple | None = None
         self.grow(2**18)
 
     def grow(self, size: int) -> None:
@@ -181,85 +193,80 @@ class _Scratch:
         self.integers[SCRATCH] = -(-self._memory.ctypes.data // CACHE_LINE) * CACHE_LINE
         self.integers[SCRATCH_BYTES] = size
 
+    @property
+    def inside(self) -> bool:
+        """Whether a helper is still at work on it."""
+        return self.integers[GATE] != 0
+
 
 class _Thread(threading.local):
-    """What each calling thread has of its own."""
+    """What each calling thread has of its own: a scratch a dtype, so that a late helper finds work of its kind."""
 
     def __init__(self) -> None:
-        self.scratch = _Scratch()
+        self._of: dict[torch.dtype, _Scratch] = {}
+
+    def scratch(self, dtype: torch.dtype) -> _Scratch:
+        found = self._of.get(dtype)
+        if found is None or found.inside:  # a call was interrupted: leave it to the helper
+            found = self._of[dtype] = _Scratch()
+        return found
 
 
 _THREAD = _Thread()
 
 
 class _Team:
-    """PyTorch's threads, called upon where they help.
-
-    Attributes
-    ----------
-    rates : nanoseconds a multiplication that one thread takes, by the kind of work
-    alone : calls still to be worked alone
-    pause : how many they will be after the next call that threads made slower
-    """
+    """Threads that help a caller's own; one caller at a time has them, others meanwhile work alone."""
 
     def __init__(self) -> None:
-        self.parallel = _openmp()
-        self.rates: dict[tuple, float] = {}
-        self.alone, self.pause = 0, FEWEST_ALONE
+        self._free = threading.Lock()
+        self._wake: list[threading.Lock] = []
+        self._job: tuple[Callable[[int, int], int], _Scratch] | None = None
 
-    def run(self, work: Callable, scratch: _Scratch, threads: int, kind: tuple) -> None:
+    def run(self, take_part: Callable[[int, int], int], scratch: _Scratch, threads: int) -> None:
         """Do what is planned in `scratch` with at most so many threads."""
-        amount = int(scratch.integers[WORK])
-        if threads < 2 or amount < WORTH_THREADS or self.parallel is None:
-            work.ctypes(scratch.address)
-            return
-        rate = self.rates.get(kind)
-        began = time.perf_counter_ns()
-        if rate is None or self.alone > 0:
-            work.ctypes(scratch.address)
-            seen = (time.perf_counter_ns() - began) / amount
-            self.rates[kind] = seen if rate is None else 0.9 * rate + 0.1 * seen
-            self.alone -= 1
-            return
-        # Always as many as PyTorch uses: the runtime ends and starts threads when their number changes.
-        self.parallel(work.address, scratch.address, threads, 0)
-        if time.perf_counter_ns() - began > 2 * rate * amount:
-            self.alone, self.pause = self.pause, min(2 * self.pause, MOST_ALONE)
-        else:
-            self.pause = max(self.pause * 63 // 64, FEWEST_ALONE)
-
-    def forked(self) -> None:
-        """Threads do not survive a fork."""
-        self.parallel = None
-
-
-def _openmp() -> Callable | None:
-    """GOMP_parallel(function, data, threads, flags) of the OpenMP runtime that PyTorch runs on, if it has one."""
-    for library in Path(torch.__file__).parent.glob("lib/libtorch_cpu.*"):
+        helped = threads > 1 and scratch.integers[WORK] >= WORTH_HELP and self._free.acquire(blocking=False)
         try:
-            # Of a library that is loaded already, this looks a name up in what it was linked with.
-            parallel = ctypes.CDLL(str(library)).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        parallel.restype = None
-        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        return parallel
-    return None
+            if helped:
+                self._job = take_part, scratch
+                for helper in range(threads - 1):
+                    self._call(helper)
+        finally:
+            role = LEAD
+            while take_part(scratch.address, role):
+                time.sleep(0)  # a helper was interrupted in its unit
+                role = WAIT
+            if helped:
+                self._free.release()
+
+    def _call(self, helper: int) -> None:
+        if helper == len(self._wake):
+            wake = threading.Lock()
+            threading.Thread(target=self._help, args=[wake], name="contourkv decode", daemon=True).start()
+            self._wake.append(wake)
+        elif self._wake[helper].locked():  # otherwise it has yet to answer an earlier call
+            self._wake[helper].release()
+
+    def _help(self, wake: threading.Lock) -> None:
+        while True:
+            wake.acquire()
+            take_part, scratch = self._job
+            take_part(scratch.address, HELP)
+            del scratch
 
 
 _TEAM = _Team()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_TEAM.forked)
+    os.register_at_fork(after_in_child=_TEAM.__init__)  # threads do not survive a fork
 
 
 @functools.cache
-def _compiled(dtype: torch.dtype) -> tuple[Callable[[int], int], Callable]:
-    """For a dtype, the plan as a C function of the address of the block of numbers, and the work as a numba one."""
-    plan, work = _KINDS[dtype]
-    return (
-        cfunc(types.int64(types.voidptr), cache=True)(plan).ctypes,
-        cfunc(types.void(types.voidptr), cache=True)(work),
-    )
+def _compiled(dtype: torch.dtype) -> tuple[Callable[[int], int], Callable[[int, int], int]]:
+    """Plan and work for a dtype, as C functions of the address of the block of numbers, and of a role."""
+    plan, take_part = _KINDS[dtype]
+    plan = cfunc(types.int64(types.voidptr), cache=True)(plan)
+    take_part = cfunc(types.int64(types.voidptr, types.int64), cache=True)(take_part)
+    return plan.ctypes, take_part.ctypes
 
 
 # ---------------------------------------------------------------------- compiled
@@ -349,6 +356,11 @@ def _array(address, shape, dtype):
 def _width(dtype):
     """Bytes of an element."""
     return _array(0, 0, dtype).itemsize
+
+
+@njit
+def _address(p, name):
+    return p.ctypes.data + 8 * name
 
 
 @njit
@@ -451,6 +463,27 @@ def _ask(address, element, working, pairs):
             for part in range(pairs):
                 for i in range(p[SIZE] // pairs):
                     asked[run, r, part, i] = scaling * _load(query[(pairs * i + part) * p[QUERY_COLUMN]])
+
+
+@njit
+def _take_part(address, role, element, stored, working, pairs):
+    """Work in a role; to the lead and to a waiting one, how many helpers are still inside."""
+    p = carray(address, SLOTS, np.int64)
+    gate = _address(p, GATE)
+    if role == HELP:
+        # Once inside, nothing that the call owns goes away.
+        if _fetch_add(gate, 1) >= OPEN:
+            _work(address, element, stored, working, pairs)
+        _fetch_add(gate, -1)
+        return 0
+    if role == LEAD:
+        _fetch_add(gate, OPEN)
+        _work(address, element, stored, working, pairs)
+        _fetch_add(gate, -OPEN)
+    for _ in range(2000):
+        if _fetch_add(gate, 0) == 0:
+            return 0
+    return 1
 
 
 @njit
@@ -799,20 +832,20 @@ def _plan_bfloat16(address):
     return _plan(address, np.uint16, np.float32, 2)
 
 
-def _work_float32(address):
-    _work(address, np.float32, np.float32, np.float32, 1)
+def _take_part_float32(address, role):
+    return _take_part(address, role, np.float32, np.float32, np.float32, 1)
 
 
-def _work_float64(address):
-    _work(address, np.float64, np.float64, np.float64, 1)
+def _take_part_float64(address, role):
+    return _take_part(address, role, np.float64, np.float64, np.float64, 1)
 
 
-def _work_bfloat16(address):
-    _work(address, np.uint16, np.uint32, np.float32, 2)
+def _take_part_bfloat16(address, role):
+    return _take_part(address, role, np.uint16, np.uint32, np.float32, 2)
 
 
 _KINDS = {
-    torch.float32: (_plan_float32, _work_float32),
-    torch.float64: (_plan_float64, _work_float64),
-    torch.bfloat16: (_plan_bfloat16, _work_bfloat16),
+    torch.float32: (_plan_float32, _take_part_float32),
+    torch.float64: (_plan_float64, _take_part_float64),
+    torch.bfloat16: (_plan_bfloat16, _take_part_bfloat16),
 }
