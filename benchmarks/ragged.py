@@ -35,7 +35,7 @@ from contourkv.allocator import Problem, allocate, weighted
 from contourkv.held import held_bytes
 from contourkv.press.observation import value_distances, window_masses
 from contourkv.provenance import write_json
-from contourkv.ragged import RaggedCache, RaggedLayer, attend
+from contourkv.ragged import RaggedCache, RaggedLayer
 
 HEADS, GROUP, SIZE, FULL, KEPT = 8, 4, 128, 4096, 1024
 SCALING = SIZE**-0.5
@@ -170,20 +170,7 @@ class Kept:
         return scaled_dot_product_attention(query, *self.full, scale=SCALING)
 
     def ours(self, query: torch.Tensor) -> torch.Tensor:
-        layer = self.layer
-        return attend(
-            query,
-            layer.frozen_keys,
-            layer.frozen_values,
-            layer.positions,
-            layer.begin,
-            layer.end,
-            layer.tail_keys,
-            layer.tail_values,
-            layer.tail_length,
-            layer.tail_first,
-            scaling=SCALING,
-        )
+        return self.layer.attend(query, scaling=SCALING)
 
     def read(self) -> float:
         """Every byte of the kept keys and values, once."""
@@ -233,20 +220,7 @@ def check(kept: Kept, folded: torch.Tensor, query: torch.Tensor, sizes: list[int
     # Without the appended token, which only ours sees.
     layer = kept.layer
     hidden = torch.zeros(1, layer.tail_keys.shape[2], dtype=torch.bool)
-    ours = attend(
-        query,
-        layer.frozen_keys,
-        layer.frozen_values,
-        layer.positions,
-        layer.begin,
-        layer.end,
-        layer.tail_keys,
-        layer.tail_values,
-        layer.tail_length,
-        layer.tail_first,
-        scaling=SCALING,
-        tail_visible=hidden,
-    )
+    ours = layer.attend(query, scaling=SCALING, tail_visible=hidden)
     found = [kept.by_padding(folded), ours.view_as(folded), *(kept.by_pages(folded, size) for size in sizes)]
     for output in found:
         if (output.float() - expected).abs().max() > tolerance:

@@ -15,14 +15,13 @@ from transformers.cache_utils import Cache, DynamicCache
 from ..allocator import SPLITS, WEIGHTS, Allocation, Contour, Problem, Split, allocate, weighted
 from ..errors import InvalidInput
 from ..operator import whole_number
-from ..ragged.cache import RaggedCache
+from ..ragged.cache import CACHE_ARGUMENTS, RaggedCache
 from ..ragged.layer import RaggedLayer
 from .budget import Budget
 from .observation import value_distances, window_masses
 from .scores import ContextScorer, LayerScorer, Scorer, WindowMass, attention_modules, resolve
 
 POSITION_BYTES = 4  # of an entry, beside its key and value
-CACHE_ARGUMENTS = ("past_key_values", "cache")  # transformers 5.2; newer
 CURVES = ("peak", "mean", "scores")
 TABLE_BYTES = 16  # of a KV head: where its run begins and ends
 
@@ -499,7 +498,7 @@ class _Run:
         press, scorer = self.press, self.scorer
         held = None if visible is None else visible[:, None]
         self._count(layer, query, visible)
-        masses = window_masses(query, key, rows=press.rows, visible=visible, held=held, **_how(layer, query, kwargs))
+        masses = window_masses(query, key, rows=press.rows, visible=visible, held=held, **layer.how(query, kwargs))
         distances = value_distances(masses.mean, value)
         scores = scorer.of(masses.mean) if isinstance(scorer, WindowMass) else masses.mean
         if isinstance(scorer, LayerScorer):
@@ -537,7 +536,7 @@ class _Run:
             visible=visible,
             positions=positions,
             held=held,
-            **_how(layer, query, kwargs),
+            **layer.how(query, kwargs),
         )
         first = 0
         if layer.window is not None:
@@ -602,16 +601,6 @@ def _allocate(
                 keep[sequence, part.heads][:, part.columns] = next(chosen)
         allocations.append(allocation)
     return list(keeps), allocations
-
-
-def _how(layer: RaggedLayer, query: torch.Tensor, kwargs: Mapping[str, object]) -> dict[str, object]:
-    scaling = kwargs.get("scaling")
-    return {
-        "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
-        "window": layer.window,
-        "softcap": kwargs.get("softcap"),
-        "sinks": kwargs.get("s_aux"),
-    }
 
 
 def _cost(key: torch.Tensor, value: torch.Tensor) -> int:

@@ -15,7 +15,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 
 from ..errors import InvalidInput
-from ..ragged.cache import RaggedCache
+from ..ragged.cache import CACHE_ARGUMENTS, RaggedCache
 from .scores import (
     attention_modules,
     decoder_of,
@@ -50,7 +50,6 @@ _REFUSED = {
 # kvpress takes one sequence at a time in these.
 _SINGLE = ("KVzipPress", "FastKVzipPress", "KVComposePress")
 _REPLAYS = ("KVzipPress",)
-_CACHE_NAMES = ("past_key_values", "cache")
 
 
 def enforce(press: Any) -> EnforcedPress:
@@ -207,7 +206,7 @@ class _Run:
         return keep
 
     def _before(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        name = next((name for name in _CACHE_NAMES if kwargs.get(name) is not None), None)
+        name = next((name for name in CACHE_ARGUMENTS if kwargs.get(name) is not None), None)
         cache = kwargs[name] if name else next((given for given in args if isinstance(given, Cache)), None)
         if cache is not None and cache is self.full:  # the press replays
             return None
@@ -251,7 +250,7 @@ class _Run:
     def _after(self, module: torch.nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
         if isinstance(output, tuple):
             return tuple(self.cache if item is self.full else item for item in output)
-        for name in _CACHE_NAMES:
+        for name in CACHE_ARGUMENTS:
             if output.get(name) is self.full and self.full is not None:
                 output[name] = self.cache
         return output

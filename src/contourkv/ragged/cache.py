@@ -26,6 +26,7 @@ from ..errors import ContourKVError, InvalidInput
 from ..provenance import VERSION, atomic_path
 from .layer import RaggedLayer
 
+CACHE_ARGUMENTS = ("past_key_values", "cache")  # what a model calls its cache: transformers 5.2; newer
 FORMAT = "contourkv ragged cache 1"
 # What must agree between the model that filled a saved cache and the one that goes on with it.
 FACTS = (

@@ -361,28 +361,38 @@ class RaggedLayer(CacheLayerMixin):
                 shape = self.tail_keys.shape
                 self.tail_visible = torch.ones(shape[0], shape[2], dtype=torch.bool, device=self.device)
             self.tail_visible[:, self.tail_length - tokens : self.tail_length] = visible
-        scaling = kwargs.get("scaling")
         with torch.no_grad():
-            output = attend(
-                query,
-                self.frozen_keys,
-                self.frozen_values,
-                self.positions,
-                self.begin,
-                self.end,
-                self.tail_keys,
-                self.tail_values,
-                self.tail_length,
-                self.tail_first,
-                scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-                window=self.window,
-                softcap=kwargs.get("softcap"),
-                sinks=kwargs.get("s_aux"),
-                tail_visible=self.tail_visible,
-            )
+            output = self.attend(query, **self.how(query, kwargs))
             if self.watcher is not None:
                 self.watcher.later_block(self, module, query, visible, kwargs)
         return output.transpose(1, 2).contiguous(), None
+
+    def how(self, query: torch.Tensor, kwargs: Mapping[str, object]) -> dict[str, object]:
+        """Scaling, window, soft cap and sinks of this layer's rows, from what the model hands to its attention."""
+        scaling = kwargs.get("scaling")
+        return {
+            "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling,
+            "window": self.window,
+            "softcap": kwargs.get("softcap"),
+            "sinks": kwargs.get("s_aux"),
+        }
+
+    def attend(self, query: torch.Tensor, **how: object) -> torch.Tensor:
+        """`contourkv.ragged.attend` of the newest rows over all that the layer holds; `how` as it says."""
+        how.setdefault("tail_visible", self.tail_visible)
+        return attend(
+            query,
+            self.frozen_keys,
+            self.frozen_values,
+            self.positions,
+            self.begin,
+            self.end,
+            self.tail_keys,
+            self.tail_values,
+            self.tail_length,
+            self.tail_first,
+            **how,
+        )
 
     def _check_model(self, config: object) -> None:
         layers = getattr(config, "num_hidden_layers", self.layers)
