@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
+import pandas as pd
 import pytest
+from benchmark.synthetic_answers import COMPARISONS, LABELS, make_answers
 from PIL import Image
 from synthetic_instances import make_certificates, make_instances
 
 from contourkv import figures
+from contourkv.benchmark.comparisons import Answers, ComparisonSettings
+from contourkv.benchmark.methods import METHODS
+from contourkv.benchmark.tables import POOLED, build_benchmark_tables
 from contourkv.errors import InvalidInput
 from contourkv.statistics import build_tables, read_table, write_tables
 
@@ -30,10 +37,25 @@ def tables(tmp_path_factory):
     return write(frame, tmp_path_factory.mktemp("tables"))
 
 
-@pytest.mark.parametrize("name", figures.FIGURES)
-def test_each_figure_is_written_twice_with_the_same_bytes(name, tables, tmp_path):
-    first = figures.draw(name, tables, tmp_path / "a" / name)
-    second = figures.draw(name, tables, tmp_path / "b" / name)
+def write_benchmark(frame, folder):
+    answers = Answers(frame, LABELS, ComparisonSettings(**COMPARISONS))
+    write_tables(build_benchmark_tables(answers), folder, METADATA)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def benchmark_tables(tmp_path_factory):
+    frame = make_answers(models=("smollm2-135m", "gemma3-270m"), samples=8)
+    return write_benchmark(frame, tmp_path_factory.mktemp("benchmark"))
+
+
+@pytest.mark.parametrize("name", [*figures.FIGURES, *figures.BENCHMARK_FIGURES])
+def test_each_figure_is_written_twice_with_the_same_bytes(name, tables, benchmark_tables, tmp_path):
+    folder = tables if name in figures.FIGURES else benchmark_tables
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a layout that does not fit is one
+        first = figures.draw(name, folder, tmp_path / "a" / name)
+    second = figures.draw(name, folder, tmp_path / "b" / name)
     assert [path.name for path in first] == [f"{name}.pdf", f"{name}.png"]
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
@@ -133,3 +155,145 @@ def test_unknown_figures_and_missing_tables_are_named(tables, tmp_path):
     with pytest.raises(InvalidInput, match=r"pools\.csv: no rows"):
         figures.draw("fig_pools", tmp_path, tmp_path / "x")
     assert not list(tmp_path.glob("x*"))
+
+
+# The downstream benchmark
+
+
+def boxes_apart(figure) -> None:
+    """No panel, with its labels, runs into another, into the legend, or over the border."""
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    boxes = [axis.get_tightbbox(renderer) for axis in figure.axes if axis.get_visible()]
+    boxes += [legend.get_window_extent(renderer) for legend in figure.legends]
+    for number, box in enumerate(boxes):
+        assert figure.bbox.x0 - 1 <= box.x0 and box.x1 <= figure.bbox.x1 + 1
+        assert figure.bbox.y0 - 1 <= box.y0 and box.y1 <= figure.bbox.y1 + 1
+        for other in boxes[number + 1 :]:
+            assert not box.shrunk(0.97, 0.97).overlaps(other.shrunk(0.97, 0.97))
+
+
+def drawn_benchmark(name, folder):
+    function, sources, _ = figures.BENCHMARK_FIGURES[name]
+    return function(*(read_table(folder / f"{source}.csv") for source in sources))
+
+
+def words_of(figure) -> str:
+    places = [figure.texts, *(axis.texts for axis in figure.axes)]
+    return " ".join(text.get_text() for texts in places for text in texts)
+
+
+@pytest.mark.parametrize("name", figures.BENCHMARK_FIGURES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"tasks": ("single-prose-512",), "budgets": (0.5,), "samples": 2},
+        {"models": tuple(f"model {number}" for number in range(5)), "tasks": ("single-prose-512",), "samples": 2},
+        {"budgets": (0.1, 0.25, 0.5, 0.75), "samples": 3},
+    ],
+    ids=["one cell", "five models", "four budgets"],
+)
+def test_panels_stand_apart_whatever_was_run(name, shape, tmp_path):
+    figure = drawn_benchmark(name, write_benchmark(make_answers(**shape), tmp_path))
+    boxes_apart(figure)
+
+
+@pytest.mark.parametrize("name", figures.BENCHMARK_FIGURES)
+def test_where_nothing_was_measured_the_figure_says_so(name, tmp_path):
+    frame = make_answers(methods=("full", "quest", "random"), tasks=("chain-512",), samples=2)
+    frame = frame.assign(status="failed", message="broken", score=np.nan)
+    folder = write_benchmark(frame, tmp_path)
+    figures.draw(name, folder, tmp_path / name)
+    figure = drawn_benchmark(name, folder)
+    assert not figure.axes and " no" in f" {words_of(figure)}"
+
+
+def test_every_method_has_a_look_of_its_own_and_families_share_a_colour():
+    looks = figures._method_looks()
+    assert set(looks) == {method.label for method in METHODS.values() if method.keeps != "all"}
+    assert len({str(marker) for _, marker in looks.values()}) == len(looks)
+    for keeps in ("ragged", "heads"):
+        assert len({looks[method.label][0] for method in METHODS.values() if method.keeps == keeps}) == 1
+    assert looks["ContourKV"][0] != looks["KVzip"][0]
+
+
+def test_bytes_and_scores_are_those_of_the_table(benchmark_tables):
+    table = read_table(benchmark_tables / "scores.csv")
+    figure = figures.draw_bytes_score(table)
+    panels = list(dict.fromkeys(zip(table["model"], table["task"], strict=True)))
+    for axis, (model, task) in zip(figure.axes, panels, strict=False):
+        rows = table[(table["model"] == model) & (table["task"] == task) & (table["visibility"] == "agnostic")]
+        assert axis.get_title().splitlines()[:1] == [model] and task in axis.get_title()
+        lines = {(tuple(line.get_xdata()), tuple(line.get_ydata())) for line in axis.lines}
+        for (method, storage), mine in rows.groupby(["method", "storage"]):
+            if method == "Full cache":
+                assert any(set(y) == {mine["score"].iloc[0]} and len(x) == 2 for x, y in lines)
+            elif storage == "enforced":
+                assert (tuple(mine["held_share"]), tuple(mine["score"])) in lines
+            elif storage == "published":
+                for share, score in zip(mine["held_share"], mine["score"], strict=True):
+                    assert ((share,), (score,)) in lines
+    widths = {line.get_label(): line.get_linewidth() for line in figure.legends[0].get_lines()}
+    assert widths["ContourKV (KVzip)"] > 2 * widths["KVzip"]
+
+
+def test_bars_of_comparisons_are_the_counts(benchmark_tables):
+    table = read_table(benchmark_tables / "comparison_counts.csv")
+    table = table[table["model"] == "all models"]
+    figure = figures.draw_comparisons(table)
+    assert [axis.get_title() for axis in figure.axes] == list(dict.fromkeys(table["method"]))
+    for axis in figure.axes:
+        mine = table[table["method"] == axis.get_title()]
+        assert sum(bar.get_width() for bar in axis.patches) == mine["counted"].sum()
+        assert [text.get_text() for text in axis.texts] == [
+            f"{wins} : {losses}" for wins, losses in zip(mine["wins"], mine["losses"], strict=True)
+        ]
+    assert figure.axes[0].get_yticklabels()[0].get_text() == "KVzip, published"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "column"), [("fig_enforcing", "enforcing", "lost"), ("fig_visibility", "visibility", "gained")]
+)
+def test_points_of_the_pooled_rows_are_drawn_with_their_intervals(benchmark_tables, name, source, column):
+    table = read_table(benchmark_tables / f"{source}.csv")
+    table = table[table["task"] == POOLED]
+    table = table[table["visibility"] == "agnostic"] if "visibility" in table else table
+    figure = drawn_benchmark(name, benchmark_tables)
+    for axis, model in zip(figure.axes, dict.fromkeys(table["model"]), strict=True):
+        rows = table[table["model"] == model]
+        drawn = sorted(
+            y for line in axis.lines for y in line.get_ydata() if line.get_marker() not in ("None", "", None)
+        )
+        np.testing.assert_allclose(drawn, np.sort(rows[column]))
+        spans = sorted(tuple(path.vertices[:, 1]) for part in axis.collections for path in part.get_paths())
+        assert spans == sorted(zip(rows[f"{column}_low"], rows[f"{column}_high"], strict=True))
+        assert "paper" in words_of(figure)
+        low, high = axis.get_ylim()
+        assert low < rows[f"{column}_low"].min() and high > rows[f"{column}_high"].max() and high >= 62.2
+
+
+def test_signed_bars_end_where_the_terms_do(benchmark_tables):
+    table = read_table(benchmark_tables / "decomposition.csv")
+    table = table[table["task"] == POOLED]
+    figure = figures.draw_decomposition(table)
+    for axis in figure.axes:
+        model, _, budget = axis.get_title().partition(", budget ")
+        rows = table[(table["model"] == model) & (table["budget"] == float(budget.rstrip("%")) / 100)]
+        methods = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        for place, method in enumerate(methods):
+            row = rows[rows["method"] == method].iloc[0]
+            terms = row[["memory", "information", "compute_ranking"]].astype(float).fillna(0)
+            bars = [bar for bar in axis.patches if abs(bar.get_y() + bar.get_height() / 2 - place) < 1e-9]
+            assert sum(bar.get_width() for bar in bars) == pytest.approx(terms.sum(), abs=1e-9)
+            ends = [end for bar in bars for end in (bar.get_x(), bar.get_x() + bar.get_width())]
+            assert max(ends) == pytest.approx(terms.clip(lower=0).sum(), abs=1e-9)
+            assert min(ends) == pytest.approx(terms.clip(upper=0).sum(), abs=1e-9)
+        assert "no enforced storage" in [text.get_text() for text in axis.texts]
+    gaps = [line.get_xdata()[0] for axis in figure.axes for line in axis.lines if line.get_marker() == "D"]
+    assert sorted(gaps) == pytest.approx(sorted(table["gap"]))
+
+
+def test_budgets_too_near_each_other_are_not_both_named():
+    ticks = figures._budget_ticks(pd.Series([0.1, 0.25, 0.5, 0.75]), 0.07)
+    assert ticks == [1.0, 0.5, 0.25, 0.1]
+    assert figures._budget_ticks(pd.Series([0.5, 0.75]), 0.4) == [1.0, 0.75, 0.5]

@@ -108,7 +108,7 @@ def test_every_key_has_a_description_and_a_type_and_no_mapping_is_open():
     ("path", "value", "expected"),
     [
         ("moduls", [], "config key moduls: unknown key; did you mean models?"),
-        ("zzz", 1, "config key zzz: unknown key; allowed: arms, capture"),
+        ("zzz", 1, "config key zzz: unknown key; allowed: arms, benchmark"),
         ("enumeration.budgts", [4], "config key enumeration.budgts: unknown key; did you mean budgets?"),
         ("enumeration.families[1].pol", 4, "config key enumeration.families[1].pol: unknown key; did you mean pool?"),
         ("model_sources.smollm2-135m.ggufs", 4, "smollm2-135m.ggufs: unknown key; did you mean gguf?"),

@@ -25,6 +25,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from .benchmark.methods import AGNOSTIC, ENFORCED, METHODS, PUBLISHED, QUERY_AWARE, RECTANGULAR, Method
+from .benchmark.tables import POOLED
+from .benchmark.verdicts import LEAST_LOST, MOST_LOST, SEEN
 from .errors import InvalidInput
 from .provenance import atomic_path
 from .statistics.ratios import FLAT
@@ -349,6 +352,376 @@ def draw_pools(table: pd.DataFrame) -> Figure:
     return figure
 
 
+# The downstream benchmark
+
+MIB = 2**20
+METHOD_MARKERS = {
+    "contour_kvzip": "o",
+    "contour_compactor": "s",
+    "contour_snapkv": "^",
+    "contour": "D",
+    "kvzip": "P",
+    "adakv_snapkv": "d",
+    "adakv_expected_attention": "v",
+    "tova": "<",
+    "snapkv": ">",
+    "h2o": "X",
+    "streaming_llm": "p",
+    "knorm": "*",
+    "expected_attention": "h",
+    "compactor": (4, 1, 0),
+    "quest": "8",
+    "random": (3, 1, 0),
+}
+"""One a method, in the order of the legend; colours tell families apart."""
+
+
+def _method_looks() -> dict[str, tuple[str, object]]:
+    """Colour and marker of each method, by label, in the order of the legend."""
+    return {METHODS[name].label: (_family(METHODS[name]), marker) for name, marker in METHOD_MARKERS.items()}
+
+
+def _family(method: Method) -> str:
+    """Colour of the methods that keep and rank alike."""
+    if method.name == "random":
+        return GREY
+    if method.keeps == "equal":
+        return "#009E73" if method.sees == QUERY_AWARE else "#E69F00"
+    return {"ragged": "#0072B2", "heads": "#D55E00", "pages": "#CC79A7"}[method.keeps]
+
+
+def draw_bytes_score(table: pd.DataFrame) -> Figure:
+    """Score against the bytes really held, one panel a model and task, one line a method; agnostic.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The benchmark's table `scores`. Filled markers, joined from budget to budget: enforced. Open markers, the
+        larger the larger the budget: as published. Dashed: the full cache; dotted: the accuracy of guessing.
+    """
+    table = table[table["score"].notna()] if "score" in table else table.iloc[:0]
+    full = table[table["method"] == METHODS["full"].label]
+    cut = table[(table["visibility"] == AGNOSTIC) & (table["method"] != METHODS["full"].label)]
+    panels = list(dict.fromkeys(zip(table["model"], table["task"], strict=True)))
+    if not panels:
+        return _words("no cell was answered")
+    looks = {label: look for label, look in _method_looks().items() if label in set(cut["method"])}
+    ours = {method.label for method in METHODS.values() if method.keeps == "ragged"}
+    columns = min(4, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    shares = cut["held_share"].to_numpy(float)
+    least, most = max(0.01, float(shares.min(initial=0.9))), float(shares.max(initial=1.0))
+    ticks = _budget_ticks(cut["budget"], 0.7 * least)
+    sizes = dict(zip(sorted(set(cut["budget"])), np.linspace(4, 7, cut["budget"].nunique()), strict=True))
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(max(6.4, 2.5 * columns + 0.5), 2.5 * lines + 1.3)
+        axes = figure.subplots(lines, columns, squeeze=False)
+        for place, (axis, (model, task)) in enumerate(zip(axes.ravel(), panels, strict=False)):
+            rows = cut[(cut["model"] == model) & (cut["task"] == task)]
+            whole = full[(full["model"] == model) & (full["task"] == task)]
+            either = pd.concat([whole, rows]).iloc[0]
+            for label, (colour, marker) in looks.items():
+                mine = rows[rows["method"] == label].sort_values("budget")
+                thick = label in ours
+                looked = {"color": colour, "marker": marker, "zorder": 4 if thick else 2.5}
+                kept = mine[mine["storage"] == ENFORCED]
+                axis.plot(kept["held_share"], kept["score"], lw=2.4 if thick else 0.8, ms=5 if thick else 4, **looked)
+                loose = mine[mine["storage"] == PUBLISHED]
+                for budget, share, score in zip(loose["budget"], loose["held_share"], loose["score"], strict=True):
+                    axis.plot(share, score, ls="", ms=sizes[budget], mfc="none", mew=1, **looked)
+            for level, dash in ((either["full"], (0, (5, 2))), (either["floor"], (0, (1, 1.5)))):
+                if not np.isnan(level):
+                    axis.axhline(level, color="black", lw=1, ls=dash, zorder=2)
+            axis.set_xscale("log")
+            axis.set_xlim(0.85 * least, 1.18 * most)
+            axis.xaxis.set_major_locator(FixedLocator(ticks))
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.xaxis.set_major_formatter(FuncFormatter(_percent))
+            nats = either["measure"] == "nats"
+            if not nats:
+                axis.set_ylim(-0.04, 1.06)
+                axis.yaxis.set_major_formatter(FuncFormatter(_percent))
+            if nats or place % columns == 0:
+                axis.set_ylabel("minus nats per gold token" if nats else "accuracy")
+            size = f"full {either['full_bytes'] / MIB:,.1f} MiB"
+            unlike = ", uninformative" if either["informative"] == "no" else ""
+            axis.set_title(f"{model}\n{task}{unlike}\n({size})", fontsize=8.5)
+        for axis in axes.ravel()[len(panels) :]:
+            axis.set_visible(False)
+        figure.supxlabel("bytes held, share of the full cache (log)", fontsize=9)
+        keys = [
+            Line2D([], [], color=colour, marker=marker, ms=5, lw=2.4 if label in ours else 0.8, label=label)
+            for label, (colour, marker) in looks.items()
+        ]
+        keys += [
+            Line2D([], [], color="black", marker="o", ms=4, lw=0.8, label="filled: enforced"),
+            Line2D([], [], color="black", marker="o", ms=6.2, mfc="none", ls="", label="open: as published"),
+            Line2D([], [], ls="", label="(larger: larger budget)"),
+            Line2D([], [], color="black", lw=1, ls=(0, (5, 2)), label="full cache"),
+            Line2D([], [], color="black", lw=1, ls=(0, (1, 1.5)), label="guessing"),
+        ]
+        _legend(figure, keys)
+    return figure
+
+
+def draw_comparisons(table: pd.DataFrame) -> Figure:
+    """Wins, ties and losses of each ContourKV method against each peer, by the peer's storage, all models.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The benchmark's table `comparison_counts`. Dark: what is left after Holm's correction. Beside each bar: wins and
+        losses, raw.
+    """
+    table = table[table["model"] == ALL_MODELS]
+    table = table[table["listed"] > 0]
+    if table.empty:
+        return _words("no comparison was made")
+    methods = list(dict.fromkeys(table["method"]))
+    bars = list(dict.fromkeys(zip(table["peer"], table["peer_storage"], strict=True)))
+    places, at, last = [], 0.0, bars[0][0]
+    for peer, _ in bars:
+        # A little air between one peer's storages and the next peer.
+        at += 0.0 if peer == last else 0.55
+        places.append(at)
+        at, last = at + 1, peer
+    parts = [
+        ("win, Holm too", "#0072B2", "", lambda row: row["holm_wins"]),
+        ("win", "#9BD0F0", "////", lambda row: row["wins"] - row["holm_wins"]),
+        ("tie", "#E4E4E4", "", lambda row: row["ties"]),
+        ("loss", "#F7CF9B", "....", lambda row: row["losses"] - row["holm_losses"]),
+        ("loss, Holm too", "#D55E00", "", lambda row: row["holm_losses"]),
+    ]
+    most = max(1, int(table["counted"].max()))
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(2.6 + 1.75 * len(methods), 0.17 * at + 1.3)
+        axes = figure.subplots(1, len(methods), sharey=True, squeeze=False)[0]
+        for axis, method in zip(axes, methods, strict=True):
+            mine = table[table["method"] == method].set_index(["peer", "peer_storage"])
+            for place, bar in zip(places, bars, strict=True):
+                if bar not in mine.index:
+                    continue
+                row, base = mine.loc[bar], 0
+                for _, colour, hatch, size in parts:
+                    axis.barh(place, size(row), 0.86, base, color=colour, hatch=hatch, edgecolor="white", linewidth=0.4)
+                    base += size(row)
+                words = f"{int(row['wins'])} : {int(row['losses'])}" if row["counted"] else "none counted"
+                axis.text(base + 0.02 * most, place, words, va="center", fontsize=7)
+            axis.set_title(method)
+            axis.set_xlim(0, 1.3 * most)
+            axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+            axis.grid(False, axis="y")
+        axes[0].set_yticks(places, [f"{peer}, {storage}" for peer, storage in bars], fontsize=7.5)
+        axes[0].set_ylim(places[-1] + 0.7, -0.7)
+        figure.supxlabel("comparisons (beside the bars: wins : losses)", fontsize=9)
+        _legend(
+            figure,
+            [Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name) for name, colour, hatch, _ in parts],
+        )
+    return figure
+
+
+def draw_enforcing(table: pd.DataFrame) -> Figure:
+    """Points lost when a head-wise selection is really cut to its nominal bytes, by budget, one panel a model.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The benchmark's table `enforcing`; its rows over all informative accuracy tasks, agnostic. Filled: ragged
+        storage; open: rectangular. Shaded: the paper's range.
+    """
+    table = table[(table["task"] == POOLED) & (table["visibility"] == AGNOSTIC) & table["lost"].notna()]
+    if table.empty:
+        return _words("no head-wise selection was scored both as published and enforced\non an informative task")
+    series = [
+        (label, storage)
+        for label in dict.fromkeys(table["method"])
+        for storage in (ENFORCED, RECTANGULAR)
+        if ((table["method"] == label) & (table["storage"] == storage)).any()
+    ]
+
+    def rows_of(rows: pd.DataFrame, key: tuple[str, str]) -> pd.DataFrame:
+        return rows[(rows["method"] == key[0]) & (rows["storage"] == key[1])]
+
+    def band(axis: Axes) -> None:
+        axis.axhspan(LEAST_LOST, MOST_LOST, color="#EEEEEE", zorder=0)
+        axis.text(0.99, MOST_LOST - 1, "paper", transform=axis.get_yaxis_transform(), ha="right", va="top", color=GREY)
+
+    labels = [f"{label}, {'ragged' if storage == ENFORCED else storage}" for label, storage in series]
+    filled = [storage == ENFORCED for _, storage in series]
+    return _by_method(table, "lost", series, labels, filled, rows_of, band, "points lost by enforcing [95%]", MOST_LOST)
+
+
+def draw_visibility(table: pd.DataFrame) -> Figure:
+    """Points gained when keys are ranked with the question in view, by budget, one panel a model.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The benchmark's table `visibility`; its rows over all informative accuracy tasks. Dashed: the paper's retrieval
+        gap.
+    """
+    table = table[(table["task"] == POOLED) & table["gained"].notna()]
+    if table.empty:
+        return _words("no method was scored with and without the question in view\non an informative task")
+    series = list(dict.fromkeys(table["method"]))
+
+    def mark(axis: Axes) -> None:
+        axis.axhline(SEEN, color=GREY, lw=0.9, ls=(0, (4, 3)), zorder=0)
+        axis.text(0.99, SEEN + 1, "paper", transform=axis.get_yaxis_transform(), ha="right", va="bottom", color=GREY)
+
+    return _by_method(
+        table,
+        "gained",
+        series,
+        series,
+        [True] * len(series),
+        lambda rows, label: rows[rows["method"] == label],
+        mark,
+        "points gained by seeing the question [95%]",
+        SEEN + 8,
+    )
+
+
+def _by_method(
+    table: pd.DataFrame,
+    column: str,
+    series: Sequence,
+    labels: Sequence[str],
+    filled: Sequence[bool],
+    rows_of: Callable[[pd.DataFrame, object], pd.DataFrame],
+    mark: Callable[[Axes], None],
+    label: str,
+    top: float,
+) -> Figure:
+    """Estimates by budget, one panel a model, one place beside the other for each of `series`."""
+    models, budgets = _models(table), sorted(set(table["budget"]))
+    names = [_percent(budget) for budget in budgets]
+    looks = _method_looks()
+    chosen = [looks[one if isinstance(one, str) else one[0]] for one in series]
+    step = 0.8 / len(series)
+    wide = max(2.6, len(budgets) * max(0.8, 0.17 * len(series)) + 0.4)
+    columns = min(3, len(models))
+    lines = math.ceil(len(models) / columns)
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(max(6.4, wide * columns + 0.7), 3.0 * lines + 0.7)
+        axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
+        for axis, model in zip(axes.ravel(), models, strict=False):
+            rows = table[table["model"] == model]
+            mark(axis)
+            axis.axhline(0, color="black", lw=0.8, zorder=1)
+            for number, (one, (colour, marker), full) in enumerate(zip(series, chosen, filled, strict=True)):
+                mine = rows_of(rows, one).set_index("budget").reindex(budgets)
+                at = np.arange(len(budgets)) + (number - (len(series) - 1) / 2) * step
+                axis.vlines(at, mine[f"{column}_low"], mine[f"{column}_high"], color=colour, lw=1.4)
+                axis.plot(at, mine[column], ls="", marker=marker, ms=5, color=colour, mfc=colour if full else "white")
+            axis.set_title(model)
+            _category_axis(axis, names, "budget, share of the full cache's bytes")
+        low, high = axes[0, 0].get_ylim()
+        axes[0, 0].set_ylim(min(low, -4), max(high, top))
+        for axis in axes.ravel()[len(models) :]:
+            axis.set_visible(False)
+        figure.supylabel(label, fontsize=9)
+        keys = [
+            Line2D([], [], ls="", marker=marker, ms=5, color=colour, mfc=colour if full else "white", label=name)
+            for name, (colour, marker), full in zip(labels, chosen, filled, strict=True)
+        ]
+        _legend(figure, keys)
+    return figure
+
+
+def draw_decomposition(table: pd.DataFrame) -> Figure:
+    """What each published gap is made of: signed bars, one panel a model and budget.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The benchmark's table `decomposition`; its rows over all informative accuracy tasks. A diamond is the whole gap
+        with its interval; where a term is missing the row says why.
+    """
+    table = table[(table["task"] == POOLED) & table["budget"].notna()] if "budget" in table else table.iloc[:0]
+    if table.empty:
+        return _words("no published gap could be taken apart:\nno accuracy task is informative, or no method was run")
+    models, budgets, methods = _models(table), sorted(set(table["budget"])), list(dict.fromkeys(table["method"]))
+    terms = [
+        ("memory", "#D55E00", "", "memory: nothing freed"),
+        ("information", "#009E73", "////", "information: question in view"),
+        ("compute_ranking", "#56B4E9", "....", "compute and ranking"),
+    ]
+    ends = table[["gap_low", "gap_high", "memory", "information", "compute_ranking"]].to_numpy(float)
+    reach = 1.05 * max(10.0, float(np.nanmax(np.abs(ends), initial=0.0)))
+    panels = [(model, budget) for model in models for budget in budgets]
+    columns = len(budgets) if len(budgets) <= 4 else min(4, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(2.2 + 2.1 * columns, (0.19 * len(methods) + 0.75) * lines + 0.8)
+        axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+        for axis, (model, budget) in zip(axes.ravel(), panels, strict=False):
+            rows = table[(table["model"] == model) & (table["budget"] == budget)].set_index("method")
+            for place, method in enumerate(methods):
+                if method not in rows.index:
+                    continue
+                row = rows.loc[method]
+                right = left = 0.0
+                for name, colour, hatch, _ in terms:
+                    size = 0.0 if np.isnan(row[name]) else float(row[name])
+                    axis.barh(
+                        place,
+                        size,
+                        0.8,
+                        right if size > 0 else left,
+                        color=colour,
+                        hatch=hatch,
+                        edgecolor="white",
+                        linewidth=0.4,
+                    )
+                    right, left = right + max(size, 0), left + min(size, 0)
+                axis.hlines(place, row["gap_low"], row["gap_high"], color="black", lw=1, zorder=3)
+                axis.plot(row["gap"], place, marker="D", ms=3.6, color="black", zorder=4)
+                if row[[name for name, *_ in terms]].isna().any():
+                    axis.text(-0.98 * reach, place, _missing(str(row["note"])), va="center", fontsize=7, color=GREY)
+            axis.axvline(0, color="black", lw=0.8)
+            axis.set_xlim(-reach, reach)
+            axis.set_title(f"{model}, budget {_percent(budget)}", fontsize=8.5)
+            axis.grid(False, axis="y")
+        axes[0, 0].set_yticks(np.arange(len(methods)), methods, fontsize=8)
+        axes[0, 0].set_ylim(len(methods) - 0.4, -0.6)
+        for axis in axes.ravel()[len(panels) :]:
+            axis.set_visible(False)
+        figure.supxlabel("points over SnapKV, enforced and agnostic, at the same budget", fontsize=9)
+        keys = [
+            Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label) for _, colour, hatch, label in terms
+        ]
+        keys.append(Line2D([], [], color="black", marker="D", ms=3.6, lw=1, label="the whole gap [95%]"))
+        _legend(figure, keys)
+    return figure
+
+
+def _missing(note: str) -> str:
+    """Why a row has no terms, in the few words that a bar has room for."""
+    for words, shown in (("not possible", "no enforced storage"), ("not run", "not run"), ("failed", "failed")):
+        if words in note:
+            return shown
+    return "not measured"
+
+
+def _budget_ticks(budgets: pd.Series, least: float) -> list[float]:
+    """Budgets and the full cache as ticks of a log axis down from 1 to `least`, without those that would touch."""
+    ticks = [1.0]
+    for budget in sorted(set(budgets), reverse=True):
+        if math.log(ticks[-1] / budget) > 0.22 * math.log(1 / least):
+            ticks.append(float(budget))
+    return ticks
+
+
+def _words(text: str) -> Figure:
+    """A figure that says why there is nothing to draw."""
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(4.6, 1.6)
+        figure.text(0.5, 0.5, text, ha="center", va="center", color=GREY)
+    return figure
+
+
 FIGURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...], str]] = {
     "fig1_recovered": (draw_recovered, ("recovered",), "Share of the closable gap that balance recovers"),
     "fig2_cells": (draw_cells, ("cells",), "Median dropped mass and median kappa-hat of every cell"),
@@ -358,6 +731,14 @@ FIGURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...], str]] = {
     "fig_pools": (draw_pools, ("pools",), "How often less error is known than over the enumerated sets"),
 }
 """Name of each figure: what draws it, from which tables, its title."""
+BENCHMARK_FIGURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...], str]] = {
+    "fig_bytes_score": (draw_bytes_score, ("scores",), "Score against the bytes held"),
+    "fig_comparisons": (draw_comparisons, ("comparison_counts",), "Paired comparisons: wins, ties, losses"),
+    "fig_enforcing": (draw_enforcing, ("enforcing",), "The cost of enforcing the nominal bytes"),
+    "fig_visibility": (draw_visibility, ("visibility",), "The price of not seeing the question"),
+    "fig_decomposition": (draw_decomposition, ("decomposition",), "What published gaps are made of"),
+}
+"""The same for the downstream benchmark, from its own folder of tables."""
 
 
 def draw(name: str, tables: str | os.PathLike, stem: str | os.PathLike, metadata: Mapping | None = None) -> list[Path]:
@@ -366,7 +747,7 @@ def draw(name: str, tables: str | os.PathLike, stem: str | os.PathLike, metadata
     Parameters
     ----------
     name : str
-        One of `FIGURES`.
+        One of `FIGURES` or `BENCHMARK_FIGURES`.
     tables : folder of the csv tables
     stem : path of the files without their endings
     metadata : dict, optional
@@ -381,9 +762,10 @@ def draw(name: str, tables: str | os.PathLike, stem: str | os.PathLike, metadata
     InvalidInput
         An unknown name; a table that is missing or has no rows.
     """
-    if name not in FIGURES:
-        raise InvalidInput(f"figure {name!r}: expected one of {', '.join(FIGURES)}")
-    function, sources, title = FIGURES[name]
+    known = {**FIGURES, **BENCHMARK_FIGURES}
+    if name not in known:
+        raise InvalidInput(f"figure {name!r}: expected one of {', '.join(known)}")
+    function, sources, title = known[name]
     frames = []
     for source in sources:
         path = Path(tables) / f"{source}.csv"

@@ -26,6 +26,8 @@ wildcard_constraints:
     arm=r"[a-z0-9][a-z0-9._-]*",
     index=r"\d{3}",
     budget=r"\d+",
+    task=r"[a-z0-9][a-z0-9._-]*",
+    length=r"\d+",
 
 
 MODELS = config["models"]

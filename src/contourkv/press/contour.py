@@ -220,7 +220,7 @@ class ContourKVPress:
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What was observed of the n places in one layer whose entries may stay.
 
     Attributes
@@ -235,6 +235,8 @@ class _Seen:
         False where there is no entry: padding, or evicted before.
     cost : int
         Bytes of an entry.
+    window : int, optional
+        Positions that a row of a sliding layer sees, its own included.
     """
 
     scores: torch.Tensor
@@ -244,6 +246,7 @@ class _Seen:
     positions: torch.Tensor
     present: torch.Tensor | None
     cost: int
+    window: int | None = None
 
     def of(self, sequence: int, press: ContourKVPress) -> list[_Part]:
         """What one sequence has of it: all heads together, or head by head where they hold different places."""
@@ -280,7 +283,7 @@ class Observation:
 
     _full: RaggedCache
     _press: ContourKVPress
-    _layers: list[_Seen]
+    _layers: list[Seen]
     _tokens: torch.Tensor
 
     def cut(self, press: ContourKVPress) -> tuple[RaggedCache, list[Allocation]]:
@@ -299,7 +302,7 @@ class Observation:
                 f"cut: observed were scores {seen.scorer.name!r} and the last {seen.rows} rows, the press asks for "
                 f"{press.scorer.name!r} and {press.rows}"
             )
-        keeps, allocations = _allocate(press, press.scorer, self._full, self._layers, self._tokens)
+        keeps, allocations = keep_masks(press, press.scorer, self._layers, self._full.get_seq_length(), self._tokens)
         cut = self._full.copy()
         for index, keep in enumerate(keeps):
             cut.evict(index, keep)
@@ -318,7 +321,7 @@ class _Run:
         self.cache: RaggedCache | None = None  # the one being compressed
         self.chunked: RaggedCache | None = None  # the one that has read a chunk already
         self.finished: list[RaggedCache] = []
-        self.seen: dict[int, _Seen] = {}
+        self.seen: dict[int, Seen] = {}
         self.tokens: torch.Tensor | None = None  # (B,) read so far, without padding
         self.inputs: dict[int, tuple[torch.Tensor, Mapping[str, object]]] = {}
         self.keeps: list[torch.Tensor | None] | None = None
@@ -506,14 +509,15 @@ class _Run:
             scores = scorer.score(module, hidden, key, value, weights, given, visible)
         tokens = key.shape[2]
         first = 0 if layer.window is None else max(tokens - layer.window + 1, 0)
-        self.seen[layer.index] = _Seen(
+        self.seen[layer.index] = Seen(
             scores=scores[:, :, first:],
             mean=masses.mean[:, :, first:],
             peak=masses.peak[:, :, first:],
             distances=distances[:, :, first:],
             positions=torch.arange(first, tokens, device=key.device),
             present=None if visible is None else visible[:, None, first:].expand(scores[:, :, first:].shape),
-            cost=_cost(key, value),
+            cost=entry_bytes(key, value),
+            window=layer.window,
         )
         if self.scouting:
             layer.evict(torch.zeros(*layer.begin.shape, tokens, dtype=torch.bool, device=key.device))
@@ -541,14 +545,15 @@ class _Run:
         first = 0
         if layer.window is not None:
             first = int(torch.searchsorted(positions, layer.length - layer.window, right=True))
-        self.seen[layer.index] = _Seen(
+        self.seen[layer.index] = Seen(
             scores=masses.mean[:, :, first:],
             mean=masses.mean[:, :, first:],
             peak=masses.peak[:, :, first:],
             distances=value_distances(masses.mean, value)[:, :, first:],
             positions=positions[first:],
             present=held[:, :, first:],
-            cost=_cost(key, value),
+            cost=entry_bytes(key, value),
+            window=layer.window,
         )
 
     def _count(self, layer: RaggedLayer, query: torch.Tensor, visible: torch.Tensor | None) -> None:
@@ -557,26 +562,39 @@ class _Run:
             new = torch.full((sequences,), tokens) if visible is None else visible.sum(dim=1).cpu()
             self.tokens = new if layer.tail_length == 0 and not self.chunked else self.tokens + new
 
-    def _in_order(self) -> list[_Seen]:
+    def _in_order(self) -> list[Seen]:
         return [self.seen[index] for index in range(len(self.seen))]
 
     def _allocate(self, cache: RaggedCache) -> list[torch.Tensor | None]:
-        keeps, allocations = _allocate(self.press, self.scorer, cache, self._in_order(), self.tokens)
+        keeps, allocations = keep_masks(
+            self.press, self.scorer, self._in_order(), cache.get_seq_length(), self.tokens
+        )
         self.record.allocations.append(allocations)
         return keeps
 
 
-def _allocate(
-    press: ContourKVPress, scorer: Scorer, cache: RaggedCache, layers: list[_Seen], tokens: torch.Tensor
+def keep_masks(
+    press: ContourKVPress, scorer: Scorer, layers: list[Seen], length: int, tokens: torch.Tensor
 ) -> tuple[list[torch.Tensor | None], list[Allocation]]:
-    """Keep masks (B, H, tokens seen) of all layers, and the allocation of each sequence: it is made for each alone."""
-    length = cache.get_seq_length()
+    """What the budget of `press` keeps of a context that was seen.
+
+    Parameters
+    ----------
+    press, scorer : the budget, split and weight; and which keys the scores protect
+    layers : what was seen of each layer
+    length : positions seen, padding included
+    tokens : int64 tensor (B,), of them real
+
+    Returns
+    -------
+    keep masks (B, H, length) of all layers, and the allocation of each sequence: it is made for each alone
+    """
     keeps = [
         torch.zeros(*seen.scores.shape[:2], length, dtype=torch.bool, device=seen.scores.device) for seen in layers
     ]
     allocations = []
     for sequence, read in enumerate(tokens.tolist()):
-        available = [read if layer.window is None else min(read, layer.window - 1) for layer in cache.layers]
+        available = [read if seen.window is None else min(read, seen.window - 1) for seen in layers]
         heads, costs = [seen.scores.shape[1] for seen in layers], [seen.cost for seen in layers]
         first, last = scorer.protected(max(available))
         split = [seen.of(sequence, press) for seen in layers]
@@ -603,7 +621,8 @@ def _allocate(
     return list(keeps), allocations
 
 
-def _cost(key: torch.Tensor, value: torch.Tensor) -> int:
+def entry_bytes(key: torch.Tensor, value: torch.Tensor) -> int:
+    """Bytes of one entry of a ragged layer: its key and value (.., d), (.., dv), and its position."""
     return (key.shape[-1] + value.shape[-1]) * key.element_size() + POSITION_BYTES
 
 

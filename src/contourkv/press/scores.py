@@ -247,7 +247,7 @@ class PressScorer(LayerScorer):
     def protected(self, tokens: int) -> tuple[int, int]:
         return _fixed(_fitted(self.press, tokens))
 
-    def _one(
+    def published(
         self,
         module: torch.nn.Module,
         hidden_states: torch.Tensor,
@@ -256,6 +256,7 @@ class PressScorer(LayerScorer):
         attentions: torch.Tensor | None,
         kwargs: Mapping[str, Any],
     ) -> torch.Tensor:
+        """What the press itself ranks the keys of one sequence by: arguments as of `score`, fillers as they are."""
         self.press.compression_ratio = self.ratio
         press = _fitted(self.press, hidden_states.shape[1])
         first, last = _fixed(press)
@@ -266,12 +267,32 @@ class PressScorer(LayerScorer):
             explained(f"scores {self.name!r}, layer {module.layer_idx}"),
             _seeded(self.seed * 100_003 + module.layer_idx, keys),
         ):
-            scores = press.score(module, hidden_states, keys, values, attentions, kwargs)
-        if self.is_mass and last and scores.shape == keys.shape[:3]:
-            # The window's filler is a maximum plus one, no mass; the heaviest mass of the head is one.
-            scores = scores.clone()
-            scores[..., -last:] = scores[..., :-last].amax(dim=-1, keepdim=True)
+            return press.score(module, hidden_states, keys, values, attentions, kwargs)
+
+    def without_filler(self, scores: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Published scores (1, H, N) as masses, where they are: the filler of the last keys is a mass as well.
+
+        SnapKV gives its window the maximum plus one, which is no mass; the heaviest mass of the head is one.
+        """
+        last = self.protected(tokens)[1]
+        if not (self.is_mass and last and last < scores.shape[-1]):
+            return scores
+        scores = scores.clone()
+        scores[..., -last:] = scores[..., :-last].amax(dim=-1, keepdim=True)
         return scores
+
+    def _one(
+        self,
+        module: torch.nn.Module,
+        hidden_states: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        attentions: torch.Tensor | None,
+        kwargs: Mapping[str, Any],
+    ) -> torch.Tensor:
+        scores = self.published(module, hidden_states, keys, values, attentions, kwargs)
+        # A score of another shape is refused by name, where it is checked.
+        return scores if scores.shape != keys.shape[:3] else self.without_filler(scores, hidden_states.shape[1])
 
 
 class ContextScorer(Scorer):

@@ -150,7 +150,8 @@ class RaggedCache(Cache):
     ) -> None:
         """Fill an empty layer with some entries of rectangular keys (B, H, N, d) and values (B, H, N, dv).
 
-        `keep` is bool (B, H, N); `length` the tokens seen, by default N (key n has position length - N + n).
+        `keep` is bool (B, H, N); `length` the tokens seen, by default N (key n has position length - N + n). Of one
+        sequence (1, H, N, d), `keep` may name B kept sets, for a batch of B.
         """
         self.layers[layer].take(keys, values, keep, keys.shape[2] if length is None else length)
 

@@ -253,21 +253,26 @@ class RaggedLayer(CacheLayerMixin):
     def take(self, keys: torch.Tensor, values: torch.Tensor, keep: torch.Tensor, length: int) -> None:
         """Fill the empty layer with the entries of `keys` (B, H, N, d) and `values` that `keep` (B, H, N) names.
 
-        Key n has position length - N + n. Only what is kept is copied.
+        Key n has position length - N + n. Only what is kept is copied. `keep` may name B kept sets of one sequence
+        (1, H, N, d): then the layer holds B sequences that differ in what they keep of it.
         """
         if self.length:
             raise InvalidInput(f"RaggedCache, layer {self.index}: it holds {self.length} tokens; reset() it first")
-        if keep.shape != keys.shape[:3] or keys.shape[:3] != values.shape[:3] or length < keys.shape[2]:
+        sequences = 1 if keys.shape[0] == 1 else keep.shape[0]
+        if (sequences, *keep.shape[1:]) != keys.shape[:3] or keys.shape[:3] != values.shape[:3] or length < keys.shape[2]:
             raise InvalidInput(
                 f"take: keys {tuple(keys.shape)}, values {tuple(values.shape)}, keep {tuple(keep.shape)} and length "
-                f"{length} do not belong together; expected (B, H, N, d), (B, H, N, dv), (B, H, N) and at least N"
+                f"{length} do not belong together; expected (B or 1, H, N, d), (B or 1, H, N, dv), (B, H, N) and at "
+                "least N"
             )
         self.lazy_initialization(keys, values)
         sequences, heads, tokens = keep.shape
         source = keep.to(self.device).reshape(-1).nonzero().squeeze(1)
+        self.positions = (source % tokens + (length - tokens)).to(torch.int32)
+        if keys.shape[0] == 1:
+            source = source % (heads * tokens)
         self.frozen_keys = keys.reshape(-1, keys.shape[-1]).index_select(0, source)
         self.frozen_values = values.reshape(-1, values.shape[-1]).index_select(0, source)
-        self.positions = (source % tokens + (length - tokens)).to(torch.int32)
         counts = keep.sum(dim=2).cpu()
         self.end = counts.view(-1).cumsum(0).view(sequences, heads)
         self.begin = self.end - counts

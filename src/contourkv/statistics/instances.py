@@ -110,14 +110,20 @@ def check_invariants(frame: pd.DataFrame) -> None:
 
 
 def write_instances(path: str | os.PathLike, frame: pd.DataFrame, metadata: dict) -> None:
-    """Write instances as parquet (zstd, compact types), `metadata` as JSON under the schema key "contourkv".
+    """Write instances as parquet, `metadata` as JSON under the schema key "contourkv"; see `write_columns`."""
+    write_columns(path, frame, {**MEASURED, **CERTIFIED}, metadata)
 
-    Columns beyond the known ones follow these, by name. The same frame and metadata give the same bytes.
+
+def write_columns(path: str | os.PathLike, frame: pd.DataFrame, known: dict[str, str], metadata: dict) -> None:
+    """Write a table as parquet (zstd), the columns `known` (name -> dtype) in their order and compact types.
+
+    Of `known`, columns that the frame has not are left out; columns beyond them follow, by name. The same frame and
+    metadata give the same bytes.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    kinds = {name: kind for name, kind in {**MEASURED, **CERTIFIED}.items() if name in frame}
+    kinds = {name: kind for name, kind in known.items() if name in frame}
     extra = sorted(set(frame.columns) - set(kinds))
     fields, arrays = [], []
     for name in [*kinds, *extra]:

@@ -289,13 +289,15 @@ SECTIONS = [
 ]
 
 
-def write_summary(path: str | os.PathLike, tables: Mapping[str, pd.DataFrame], metadata: dict) -> Path:
+def write_summary(
+    path: str | os.PathLike, tables: Mapping[str, pd.DataFrame], metadata: dict, sections: Sequence[str] = ()
+) -> Path:
     """Write `build_summary` under `path`."""
-    write_text(path, build_summary(tables, metadata))
+    write_text(path, build_summary(tables, metadata, sections))
     return Path(path)
 
 
-def build_summary(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
+def build_summary(tables: Mapping[str, pd.DataFrame], metadata: dict, sections: Sequence[str] = ()) -> str:
     """The summary as markdown.
 
     Parameters
@@ -303,6 +305,8 @@ def build_summary(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
     tables : as `build_tables` returns them or `read_tables` reads them
     metadata : dict
         Provenance, with `run` (name) and `statistics` (resamples, seed).
+    sections : sequence of str
+        Further sections in markdown, after those of the measurement.
 
     Returns
     -------
@@ -322,6 +326,7 @@ def build_summary(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
         parts += [_by_budget(tables, *source) for source in section.by_budget]
         parts.append(f"Why a difference may be real: {section.why}\n")
     parts.append(_invariants(tables["invariants"]))
+    parts += sections
     parts.append(f"Provenance: {provenance_line(metadata)}\n")
     return "\n".join(parts)
 

@@ -1,0 +1,250 @@
+"""What a method costs when it runs as its users run it: one real pass of each press over one context.
+
+The answers of a run come from kept sets chosen side by side after one prefill, so they say nothing of the time
+and memory that a method takes alone. Here each method reads the context by itself: a kvpress press over a DynamicCache
+as published, the same press through `contourkv.enforce` over a RaggedCache where its bytes are enforced, ContourKVPress
+over a RaggedCache.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+
+from ..errors import InvalidInput
+from ..held import held_bytes
+from ..models.loading import load_model, read_source
+from ..press.contour import ContourKVPress
+from ..press.enforced import enforce
+from ..press.scores import attention_modules, kvpress, untouched
+from ..progress import Progress
+from ..provenance import record
+from ..ragged.cache import CACHE_ARGUMENTS, RaggedCache
+from .choosing import ROWS, SCORES, Chooser, ratio_of
+from .methods import ENFORCED, RECTANGULAR, Method, methods_named
+from .quest import QuestCache
+from .reading import Reading
+from .records import COSTED, write_costs
+from .running import Cell, cells, said
+from .samples import read_task
+
+PREFILLS = 3  # dense ones, of which the median counts
+
+
+def run_costs(
+    model_folder: str | os.PathLike,
+    task_path: str | os.PathLike,
+    output: str | os.PathLike,
+    settings: Mapping,
+    *,
+    device: str = "cpu",
+    model_name: str | None = None,
+) -> None:
+    """Probe every query-agnostic cell on the first context of a task; write one row a cell (parquet).
+
+    Rectangular cells are not probed: kvpress has no press that stores them.
+
+    Parameters
+    ----------
+    model_folder : prepared model
+    task_path : file that `write_task` wrote; its length is the probes'
+    output : parquet, see `records.COSTED`
+    settings : the config section `benchmark`: methods, budgets, costs.tokens
+    device, model_name : as of `run_task`
+    """
+    folder, task = Path(model_folder), read_task(task_path)
+    name = model_name or folder.name
+    model = load_model(folder, device)
+    sample = task.samples[0]
+    ids = torch.tensor([sample.ids], device=model.device)
+    tokens = settings["costs"]["tokens"]
+    wanted = [
+        cell for cell in cells(methods_named(settings["methods"]), settings["budgets"]) if cell.storage != RECTANGULAR
+    ]
+    probe = Probe(model, ids, sample.seed, tokens)
+    rows = []
+    for cell in Progress(len(wanted), f"costs {name} at {task.length}", "cells").over(wanted):
+        row = {
+            "model": name,
+            "length": task.length,
+            "method": cell.method.name,
+            "storage": cell.storage,
+            "visibility": cell.visibility,
+            "budget": cell.budget,
+            "cost_status": "ok",
+            "cost_message": "",
+            "device": str(model.device),
+            **dict.fromkeys(
+                ("left_bytes", "peak_bytes", "prefill_seconds", "compress_seconds", "tokens_per_s"), math.nan
+            ),
+        }
+        try:
+            row |= probe.measure(cell)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # its own outcome; the other methods go on
+            row |= {"cost_status": "failed", "cost_message": said(error)}
+        rows.append(row)
+    made_with = record({"settings": settings["costs"], "budgets": settings["budgets"], "task": task.provenance})
+    write_costs(output, pd.DataFrame(rows, columns=list(COSTED)), {**made_with, "model": read_source(folder)})
+
+
+class Probe:
+    """Runs methods one after another over one context.
+
+    Parameters
+    ----------
+    model : the model
+    ids : int64 tensor (1, N), the context
+    seed : of random draws
+    tokens : decode steps that are timed
+    """
+
+    def __init__(self, model: PreTrainedModel, ids: torch.Tensor, seed: int, tokens: int) -> None:
+        self.model, self.ids, self.seed, self.tokens = model, ids, seed, tokens
+        self.reading = Reading.of(model, ids)
+        self.full_bytes = held_bytes(self.reading.full_cache()).payload
+        self.chooser = Chooser(self.reading, self.full_bytes, seed)
+        seconds = []
+        for _ in range(PREFILLS):
+            started = self._now()
+            self._read(DynamicCache(config=model.config))
+            seconds.append(self._now() - started)
+        self.prefill_seconds = statistics.median(seconds)
+
+    def measure(self, cell: Cell) -> dict[str, float]:
+        """Bytes and seconds of one cell: the columns of `records.COSTED`."""
+        with self._eager(cell.method.name == "h2o"), untouched(self.model):
+            cache, press = self._cache_and_press(cell)
+            with self._sampled(cache) as sampled:
+                started = self._now()
+                if press is None:
+                    self._read(cache)
+                else:
+                    with torch.no_grad(), press(self.model):
+                        self._read(cache)
+                if isinstance(cache, QuestCache):
+                    cache.seal(max(1, int(cell.budget * self.ids.shape[1])))
+                spent = self._now() - started - sampled["seconds"]
+            left = held_bytes(cache, self.model).total
+            return {
+                "left_bytes": float(left),
+                "peak_bytes": float(max(sampled["peak"], left)),
+                "prefill_seconds": self.prefill_seconds,
+                "compress_seconds": spent - self.prefill_seconds,
+                "tokens_per_s": self._decode(cache),
+            }
+
+    def _cache_and_press(self, cell: Cell) -> tuple[Cache, object]:
+        method, config = cell.method, self.model.config
+        if method.keeps == "all":
+            return DynamicCache(config=config), None
+        if method.keeps == "pages":
+            return QuestCache(config), None
+        if method.keeps == "ragged":
+            scores = "mass" if method.scores == "mass" else _press_of(method.scores)
+            nominal = max(1, self.chooser.nominal_bytes(cell.budget))
+            return RaggedCache(config), ContourKVPress(nominal, scores=scores, rows=ROWS, seed=self.seed)
+        if cell.storage == ENFORCED:
+            return RaggedCache(config), enforce(
+                published_press(method, self.chooser.enforced_ratio(method, cell.budget))
+            )
+        return DynamicCache(), published_press(method, ratio_of(cell.budget))
+
+    def _read(self, cache: Cache) -> None:
+        with torch.no_grad():
+            # The decoder alone: kvpress looks for the ids and the cache where its own pipeline gives them.
+            self.model.model(input_ids=self.ids, past_key_values=cache)
+
+    def _decode(self, cache: Cache) -> float:
+        given, at = self.ids[:, -1:], self.ids.shape[1]
+        with torch.no_grad():
+            for step in range(self.tokens + 1):
+                if step == 1:  # the first one grows buffers
+                    started = self._now()
+                places = torch.tensor([[at + step]], device=given.device)
+                logits = self.model(given, past_key_values=cache, position_ids=places, logits_to_keep=1).logits
+                given = logits[:, -1].argmax(dim=-1, keepdim=True)
+        return self.tokens / (self._now() - started)
+
+    @contextmanager
+    def _sampled(self, cache: Cache) -> Iterator[dict[str, float]]:
+        """Bytes of all caches in use whenever a layer has attended, before a press's own hook cuts it."""
+        found = {"peak": 0.0, "seconds": 0.0}
+
+        def sample(module: torch.nn.Module, args: tuple, kwargs: Mapping, output: object) -> None:
+            started = self._now()
+            used = next((kwargs[name] for name in CACHE_ARGUMENTS if kwargs.get(name) is not None), None)
+            found["peak"] = max(found["peak"], float(held_bytes([cache, used or cache], self.model).total))
+            found["seconds"] += self._now() - started
+
+        hooks = [module.register_forward_hook(sample, with_kwargs=True) for module in attention_modules(self.model)]
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def _eager(self, wanted: bool) -> Iterator[None]:
+        former = self.model.config._attn_implementation
+        if wanted:
+            self.model.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(former)
+
+    def _now(self) -> float:
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        return time.perf_counter()
+
+
+def published_press(method: Method, ratio: float) -> object:
+    """A kvpress press that removes `ratio` as the method's publication does.
+
+    Raises
+    ------
+    InvalidInput
+        kvpress is not installed; the method is none of kvpress's.
+    """
+    library = kvpress()
+    if method.scores not in SCORES:
+        raise InvalidInput(f"{method.name}: kvpress has no press of it")
+    if method.name == "h2o":
+        return _heavy_and_recent(library)(compression_ratio=ratio)
+    press = _press_of(method.scores)
+    press.compression_ratio = ratio
+    return library.AdaKVPress(press) if method.name.startswith("adakv_") else press
+
+
+def _press_of(scores: str) -> object:
+    return getattr(kvpress(), SCORES[scores])()
+
+
+def _heavy_and_recent(library: object) -> type:
+    from kvpress.utils import compute_n_kept
+
+    from .choosing import with_recent
+
+    class HeavyAndRecentPress(library.ObservedAttentionPress):
+        """H2O's selection: half of the kept keys are those of largest column sum, half the last ones."""
+
+        def score(
+            self, module: torch.nn.Module, hidden: torch.Tensor, keys: torch.Tensor, *given: object
+        ) -> torch.Tensor:
+            scores = super().score(module, hidden, keys, *given)
+            return with_recent(scores, compute_n_kept(keys.shape[2], self.compression_ratio) // 2)
+
+    return HeavyAndRecentPress

@@ -1,0 +1,215 @@
+# The downstream benchmark: questions about contexts, every method at every budget, the bytes that are held.
+from contourkv.benchmark.configured import check_benchmark, made_of, model_tasks, probed_tasks, task_wheels
+
+try:
+    check_benchmark(config)
+except ContourKVError as error:
+    sys.exit(f"error: {error}")
+
+
+BENCHMARK = config["benchmark"]
+TASKS = {settings["name"]: settings for settings in BENCHMARK["tasks"]}
+ASKED = model_tasks(BENCHMARK)
+PROBED = probed_tasks(BENCHMARK)
+BENCHMARK_TABLES = [
+    "tasks",
+    "scores",
+    "comparisons",
+    "comparison_counts",
+    "enforcing",
+    "visibility",
+    "memory",
+    "decomposition",
+    "reuse",
+    "verdicts",
+]
+BENCHMARK_FIGURES = {
+    "fig_bytes_score": ["scores"],
+    "fig_comparisons": ["comparison_counts"],
+    "fig_enforcing": ["enforcing"],
+    "fig_visibility": ["visibility"],
+    "fig_decomposition": ["decomposition"],
+}
+
+
+rule make_task:
+    input:
+        model=expand("<resources>/models/{{model}}/{file}", file=MODEL_FILES),
+        wheels=lambda wildcards: [
+            wheel(requirement) for requirement in task_wheels(TASKS[wildcards.task], config["text_sources"])
+        ],
+    output:
+        "<results>/benchmark/tasks/{model}/{task}.json",
+    log:
+        "<logs>/make_task/{model}/{task}.log",
+    benchmark:
+        "<benchmarks>/make_task/{model}/{task}.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        settings=lambda wildcards: made_of(TASKS[wildcards.task]),
+        text_sources=lambda wildcards: {
+            arm: source for arm, source in config["text_sources"].items() if arm == TASKS[wildcards.task].get("arm")
+        },
+        wheels="resources/wheels",
+        hashes=lambda wildcards: hashes(task_wheels(TASKS[wildcards.task], config["text_sources"])),
+        hub_lock="config/hub.lock.yaml",
+        code=code("make_task.py"),
+        locked=locked("make_task.py"),
+    message:
+        "make the task {wildcards.task} for {wildcards.model}"
+    script:
+        "../scripts/make_task.py"
+
+
+rule ask:
+    input:
+        model=expand("<resources>/models/{{model}}/{file}", file=MODEL_FILES),
+        task="<results>/benchmark/tasks/{model}/{task}.json",
+    output:
+        "<results>/benchmark/answers/{model}/{task}.parquet",
+    log:
+        "<logs>/ask/{model}/{task}.log",
+    benchmark:
+        "<benchmarks>/ask/{model}/{task}.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    resources:
+        mem_mb=6000,
+        gpu=int(config["device"] != "cpu"),
+    params:
+        settings={key: BENCHMARK[key] for key in ("methods", "query_aware", "budgets")},
+        device=config["device"],
+        code=code("ask.py"),
+        locked=locked("ask.py"),
+    message:
+        "ask {wildcards.model} the questions of {wildcards.task}"
+    script:
+        "../scripts/ask.py"
+
+
+# Two threads and nothing beside it on a small machine: it is seconds that are measured.
+rule probe_costs:
+    input:
+        model=expand("<resources>/models/{{model}}/{file}", file=MODEL_FILES),
+        task=lambda wildcards: f"<results>/benchmark/tasks/{wildcards.model}/{PROBED[wildcards.model, int(wildcards.length)]}.json",
+    output:
+        "<results>/benchmark/costs/{model}/{length}.parquet",
+    log:
+        "<logs>/probe_costs/{model}/{length}.log",
+    benchmark:
+        "<benchmarks>/probe_costs/{model}/{length}.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    threads: 2
+    resources:
+        mem_mb=6000,
+        gpu=int(config["device"] != "cpu"),
+    params:
+        settings={key: BENCHMARK[key] for key in ("methods", "budgets", "costs")},
+        device=config["device"],
+        code=code("probe_costs.py"),
+        locked=locked("probe_costs.py"),
+    message:
+        "probe what methods cost {wildcards.model} at {wildcards.length} tokens"
+    script:
+        "../scripts/probe_costs.py"
+
+
+rule merge_answers:
+    input:
+        answers=[f"<results>/benchmark/answers/{model}/{task}.parquet" for model, task in ASKED],
+        costs=[f"<results>/benchmark/costs/{model}/{length}.parquet" for model, length in PROBED],
+    output:
+        "<results>/benchmark/answers.parquet",
+    log:
+        "<logs>/merge_answers.log",
+    benchmark:
+        "<benchmarks>/merge_answers.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        code=code("merge_answers.py"),
+        locked=locked("merge_answers.py"),
+    message:
+        "join all answers and costs"
+    script:
+        "../scripts/merge_answers.py"
+
+
+rule benchmark_tables:
+    input:
+        "<results>/benchmark/answers.parquet",
+    output:
+        csv=report(
+            expand("<results>/benchmark/{table}.csv", table=BENCHMARK_TABLES),
+            caption="../report/benchmark_tables.rst",
+            category="Benchmark",
+        ),
+        md=expand("<results>/benchmark/{table}.md", table=BENCHMARK_TABLES),
+    log:
+        "<logs>/benchmark_tables.log",
+    benchmark:
+        "<benchmarks>/benchmark_tables.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    resources:
+        mem_mb=4000,
+    params:
+        run=config["run"],
+        labels={model: LABELS[model] for model in BENCHMARK["models"]},
+        comparisons=BENCHMARK["comparisons"],
+        code=code("benchmark_tables.py"),
+        locked=locked("benchmark_tables.py"),
+    message:
+        "make the benchmark's tables"
+    script:
+        "../scripts/benchmark_tables.py"
+
+
+for figure, tables in BENCHMARK_FIGURES.items():
+
+    rule:
+        name:
+            figure
+        input:
+            expand("<results>/benchmark/{table}.csv", table=tables),
+        output:
+            pdf=f"<results>/benchmark/figures/{figure}.pdf",
+            png=report(
+                f"<results>/benchmark/figures/{figure}.png",
+                caption=f"../report/{figure}.rst",
+                category="Benchmark",
+            ),
+        log:
+            f"<logs>/figures/{figure}.log",
+        benchmark:
+            f"<benchmarks>/figures/{figure}.tsv"
+        conda:
+            "../../envs/contourkv.yaml"
+        resources:
+            mem_mb=1000,
+        params:
+            figure=figure,
+            code=code("figure.py"),
+            locked=locked("figure.py"),
+        message:
+            f"draw {figure}"
+        script:
+            "../scripts/figure.py"
+
+
+rule benchmark_all:
+    input:
+        rules.benchmark_tables.output if TASKS else [],
+        expand(
+            "<results>/benchmark/figures/{figure}.{ending}",
+            figure=BENCHMARK_FIGURES if TASKS else [],
+            ending=["pdf", "png"],
+        ),
+    message:
+        "the benchmark is there"
