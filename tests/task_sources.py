@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from wheel_files import make_wheel
 
 from contourkv.benchmark.tasks.catalogue import QUESTIONS
+from contourkv.benchmark.tasks.words import ADJECTIVES, NOUNS
 from contourkv.models.random_source import byte_tokenizer
 
 PROSE, DIALOGUE = "speeches==1.0", "chats==1.0"
@@ -48,9 +49,11 @@ def make_models(folder: Path) -> dict[str, Path]:
     pieces.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=alphabet, special_tokens=["<e>"], show_progress=False
+        vocab_size=1500, initial_alphabet=alphabet, special_tokens=["<e>"], show_progress=False
     )
-    pieces.train_from_iterator([sentences(5, 30_000), Path(__file__).read_text(encoding="utf-8")], trainer)
+    pieces.train_from_iterator(
+        [sentences(5, 30_000), Path(__file__).read_text(encoding="utf-8"), " ".join(NOUNS + ADJECTIVES)], trainer
+    )
     # a tokenizer that adds a token at the end, as some do
     end = pieces.token_to_id("<e>")
     pieces.post_processor = processors.TemplateProcessing(single="$A <e>", special_tokens=[("<e>", end)])

@@ -12,17 +12,16 @@ import csv
 import inspect
 import io
 import json
-import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import ContourKVError, InvalidInput
+from .press.quiet import quiet_kvpress
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status. Bad usage that argparse finds leaves with SystemExit(2)."""
     asked = _parser().parse_args(arguments)
     try:
-        with _kvpress_quiet():
+        with quiet_kvpress():
             rows = measure(asked)
     except ContourKVError as error:
         print(f"contourkv {asked.command}: {error}", file=sys.stderr)
@@ -356,18 +355,6 @@ def _as_json(rows: list[Row]) -> str:
 
 
 FORMATS: dict[str, Callable[[list[Row]], str]] = {"table": _as_table, "csv": _as_csv, "json": _as_json}
-
-
-@contextmanager
-def _kvpress_quiet() -> Iterator[None]:
-    """kvpress warns of its own cost and of models it was not tried on, once per press; here that is noise."""
-    logger = logging.getLogger("kvpress")
-    former = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(former)
 
 
 if __name__ == "__main__":

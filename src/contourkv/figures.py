@@ -25,9 +25,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from .benchmark.claims import LEAST_LOST, MOST_LOST, POOLED, SEEN
 from .benchmark.methods import AGNOSTIC, ENFORCED, METHODS, PUBLISHED, QUERY_AWARE, RECTANGULAR, Method
-from .benchmark.tables import POOLED
-from .benchmark.verdicts import LEAST_LOST, MOST_LOST, SEEN
 from .errors import InvalidInput
 from .provenance import atomic_path
 from .statistics.ratios import FLAT

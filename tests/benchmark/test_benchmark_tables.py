@@ -12,10 +12,11 @@ from benchmark.synthetic_answers import COMPARISONS, LABELS, METADATA, TASKS, fa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contourkv.benchmark.claims import POOLED
 from contourkv.benchmark.comparisons import Answers, ComparisonSettings
 from contourkv.benchmark.methods import METHODS
 from contourkv.benchmark.records import write_answers
-from contourkv.benchmark.tables import POOLED, TERMS, build_benchmark_tables, write_benchmark_tables
+from contourkv.benchmark.tables import TERMS, build_benchmark_tables, write_benchmark_tables
 from contourkv.statistics import read_tables
 
 NAMES = [

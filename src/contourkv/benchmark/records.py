@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 
@@ -99,27 +100,36 @@ def merge_answers(
     Raises
     ------
     InvalidInput
-        A broken or missing file; two files that hold the same question and cell.
+        A broken or missing file, no answers; a question and cell, or the probe of a cell, that is there twice.
     """
-    parts, made = [], []
-    for path in answers:
-        frame, metadata = read_columns(path, ANSWERED)
-        parts.append(_plain(frame, ANSWERED))
-        made.append(metadata)
-    frame = pd.concat(parts, ignore_index=True)
+    if not answers:
+        raise InvalidInput("answers: expected at least one file, got none")
+    frame, made = _together(answers, ANSWERED)
     keys = ["model", "task", "sample", "question", "method", "storage", "visibility", "budget"]
-    again = frame.duplicated(keys)
-    if again.any():
-        row = frame[again].iloc[0]
-        raise InvalidInput(f"answers: two rows for {', '.join(f'{name} {row[name]}' for name in keys)}")
-    probes = [_plain(read_columns(path, COSTED)[0], COSTED) for path in costs]
-    probed = pd.concat(probes, ignore_index=True) if probes else pd.DataFrame(columns=list(COSTED))
+    _refuse_twice("answers", frame, keys)
+    probed, probes = _together(costs, COSTED)
+    _refuse_twice("costs", probed, CELL)
     frame = frame.merge(probed[[*CELL, *COSTS]], how="left", on=CELL, validate="many_to_one")
     for name in COSTS:
         if COSTED[name] == "category":
             frame[name] = frame[name].fillna("")
     frame = frame.sort_values(keys, kind="stable", ignore_index=True)
-    write_answers(output, frame, {"answers": made})
+    write_answers(output, frame, {"answers": made, "costs": probes})
+
+
+def _together(paths: Sequence[str | os.PathLike], kinds: dict[str, str]) -> tuple[pd.DataFrame, list[dict]]:
+    """Rows of all files, and what these were made from, in an order that does not depend on theirs."""
+    read = [read_columns(path, kinds) for path in paths]
+    frames = [_plain(frame, kinds) for frame, _ in read]
+    made = sorted((metadata for _, metadata in read), key=lambda one: json.dumps(one, sort_keys=True))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(kinds)), made
+
+
+def _refuse_twice(what: str, frame: pd.DataFrame, keys: list[str]) -> None:
+    again = frame.duplicated(keys)
+    if again.any():
+        row = frame[again].iloc[0]
+        raise InvalidInput(f"{what}: two rows for {', '.join(f'{name} {row[name]}' for name in keys)}")
 
 
 def _plain(frame: pd.DataFrame, kinds: dict[str, str]) -> pd.DataFrame:

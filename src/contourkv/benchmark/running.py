@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ..errors import InvalidInput, InvariantBroken
 from ..held import Held
 from ..models.loading import load_encoder, load_model, read_config, read_source
+from ..press.quiet import quiet_kvpress
 from ..press.scores import first_line
 from ..progress import Progress
 from ..provenance import file_sha256, record
@@ -145,13 +146,18 @@ def run_task(
     if missing:
         model = load_model(folder, device)
         decode = load_encoder(folder).decode
-        for sample in progress.over(missing):
-            parts.write(sample.index, pd.DataFrame(list(_rows(model, name, task, sample, wanted, decode))))
+        with quiet_kvpress():
+            for sample in progress.over(missing):
+                parts.write(sample.index, pd.DataFrame(list(_rows(model, name, task, sample, wanted, decode))))
     frame = pd.concat([parts.read(sample.index) for sample in task.samples], ignore_index=True)
     failed = frame[frame["status"] == "failed"]
     for (method, storage), rows in failed.groupby(["method", "storage"], observed=True):
         print(f"failed: {method}, {storage}: {len(rows)} rows, first: {rows['message'].iloc[0]}", file=sys.stderr)
-    meta = {**made_with, "model": read_source(folder), "task": task.provenance, "seed": [s.seed for s in task.samples]}
+    meta = {
+        **made_with,
+        "model": {"name": name, "revision": read_source(folder).get("revision")},
+        "seeds": {f"tasks.{task.name}": task.samples[0].seed},
+    }
     write_answers(output, frame, meta)
     parts.remove()
 
@@ -217,7 +223,8 @@ def _asked(
 ) -> Iterator[dict[str, object]]:
     full = FullStorage(reading, [Chosen([], 0.0)])
     full_held = full.held()[0]
-    chooser = Chooser(reading, full_held.payload, sample.seed)
+    # A draw of its own for each context.
+    chooser = Chooser(reading, full_held.payload, sample.seed * 10_007 + sample.index)
     kept = [_chosen(chooser, cell) for cell in wanted]
     for group in _groups(reading, kept, task):
         outcomes = _ask_group(reading, group, questions, task, decode, chooser)

@@ -18,6 +18,7 @@ import pandas as pd
 from ..progress import Progress
 from ..statistics.tables import _Row as Row
 from ..statistics.tables import write_tables
+from .claims import ENFORCING, POOLED, SEEING
 from .comparisons import (
     COMPARED,
     COUNTS,
@@ -31,9 +32,8 @@ from .comparisons import (
     shared,
 )
 from .methods import AGNOSTIC, ENFORCED, METHODS, PUBLISHED, QUERY_AWARE, RECTANGULAR, Method
-from .verdicts import ENFORCING, SEEING, VERDICTS, build_verdicts
+from .verdicts import VERDICTS, build_verdicts
 
-POOLED = "informative accuracy tasks"
 BASELINE = METHODS["snapkv"]
 """The field's plain baseline: against it, enforced and agnostic, every published gap is taken apart."""
 

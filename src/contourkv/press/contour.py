@@ -566,9 +566,7 @@ class _Run:
         return [self.seen[index] for index in range(len(self.seen))]
 
     def _allocate(self, cache: RaggedCache) -> list[torch.Tensor | None]:
-        keeps, allocations = keep_masks(
-            self.press, self.scorer, self._in_order(), cache.get_seq_length(), self.tokens
-        )
+        keeps, allocations = keep_masks(self.press, self.scorer, self._in_order(), cache.get_seq_length(), self.tokens)
         self.record.allocations.append(allocations)
         return keeps
 

@@ -6,8 +6,9 @@ import json
 import os
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
+
+import numpy as np
 
 from ...errors import InvalidInput
 from ...models.loading import load_encoder, load_tokenizer, read_config
@@ -91,11 +92,10 @@ class Frame:
     def context(self, text: str) -> Tokens:
         """`text` in tokens, after the beginning of the template or BOS."""
         encoding = self._encoder.encode(self.before + text, add_special_tokens=not self.chat)
-        shift = len(self.before)
+        offsets = np.maximum(np.array(encoding.offsets).reshape(-1, 2) - len(self.before), 0)
         # special tokens at the end have offsets 0; theirs become those of the last text
-        starts = accumulate((max(0, start - shift) for start, _ in encoding.offsets), max)
-        stops = accumulate((max(0, stop - shift) for _, stop in encoding.offsets), max)
-        return Tokens(encoding.ids, list(starts), list(stops))
+        starts, stops = np.maximum.accumulate(offsets).T.tolist()
+        return Tokens(encoding.ids, starts, stops)
 
     def question(self, text: str, prefix: str) -> list[int]:
         """A question and the beginning of its answer in tokens."""

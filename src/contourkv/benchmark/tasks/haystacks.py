@@ -61,14 +61,14 @@ class Hidden:
         Name of a needle -> positions of the tokens of its part that matters.
     used : int
         Characters of the haystack that were used.
-    gaps : int
-        Whole sentences or lines of the haystack among which the needles stand.
+    whole : int
+        Lines (or sentences) of the haystack that are there to their end.
     """
 
     ids: list[int]
     positions: dict[object, list[int]]
     used: int
-    gaps: int
+    whole: int
 
 
 def breaks(text: str, pattern: re.Pattern) -> list[int]:
@@ -160,7 +160,8 @@ def hide(
             if key is not _WHOLE
         }
         used = taken + max(0, whole.stops[tokens - 1] - rest)
-        return Hidden(whole.ids[:tokens], positions, used, gaps)
+        # a line is whole without its break
+        return Hidden(whole.ids[:tokens], positions, used, bisect_right(starts, used + 1) - 1)
     raise refused(name, "length", f"too short: {tokens} tokens of context do not hold the needles and some text")
 
 

@@ -158,7 +158,7 @@ def _sample(settings: Mapping, spec: Retrieval, frame: Frame, text: ArmText | No
         positions = sorted(place for key in group for place in hidden.positions[key])
         questions.append(Question(asked_ids, answers, gold, positions))
     origin = {**drawn, **(text.origin(index, hidden.used) if text else {})}
-    others = hidden.gaps if spec.haystack == "needles" else 0
+    others = hidden.whole if spec.haystack == "needles" else 0
     return Sample(index, settings["seed"], hidden.ids, questions, origin), len(values) + others
 
 
