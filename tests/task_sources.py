@@ -93,7 +93,9 @@ def article(number: int) -> dict:
     paragraphs = []
     for place in range(8):
         code, town = f"A{number}P{place}", f"Town{number}{place}"
-        text = f"{town} lies by the river. Its code is {code} since 19{number}{place}. {sentences(90 + place, 60)}"
+        text = (
+            f"{town} lies by the river. Its code is {code} since 19{number}{place}. {sentences(90 + place, 60)}".strip()
+        )
         asked = [
             {
                 "question": f"What is the code of {town}?",

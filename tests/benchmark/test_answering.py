@@ -159,8 +159,13 @@ class TestNats:
         with torch.no_grad():
             logits = model_of(architecture)(whole, use_cache=False).logits[0, -5:-1]
         wanted = -float(torch.log_softmax(logits, dim=-1)[torch.arange(4), torch.tensor(answer)].mean())
-        cache = Reading.of(model, ids(TOKENS)).full_cache()
-        assert nats(model, cache, asked, answer, TOKENS, 1) == pytest.approx([wanted], abs=1e-5)
+        reading = Reading.of(model, ids(TOKENS))
+        found = nats(model, reading.full_cache(), asked, answer, TOKENS, 1)
+        assert found == pytest.approx([wanted], abs=1e-5)
+        with torch.no_grad():  # of its own logits, nothing is lost
+            logits = model(torch.tensor([asked + answer[:-1]]), past_key_values=reading.full_cache()).logits[0, -4:]
+        each = logits.double() - torch.logsumexp(logits.double(), dim=-1, keepdim=True)
+        assert found == pytest.approx([-float(each[torch.arange(4), torch.tensor(answer)].mean())], abs=1e-12)
 
     def test_are_the_mean_over_tokens_fed_one_by_one(self):
         """Over kept sets that differ: each sequence its own, by single steps and products of probabilities."""

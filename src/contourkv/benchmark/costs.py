@@ -38,6 +38,7 @@ from .reading import Reading
 from .records import COSTED, write_costs
 from .running import Cell, cells, said
 from .samples import read_task
+from .storing import tokens_read
 
 PREFILLS = 3  # dense ones, of which the median counts
 
@@ -137,7 +138,7 @@ class Probe:
                     with torch.no_grad(), press(self.model):
                         self._read(cache)
                 if isinstance(cache, QuestCache):
-                    cache.seal(max(1, int(cell.budget * self.ids.shape[1])))
+                    cache.seal(tokens_read(cell.budget, self.ids.shape[1]))
                 spent = self._now() - started - sampled["seconds"]
             left = held_bytes(cache, self.model).total
             return {
@@ -188,7 +189,8 @@ class Probe:
         def sample(module: torch.nn.Module, args: tuple, kwargs: Mapping, output: object) -> None:
             started = self._now()
             used = next((kwargs[name] for name in CACHE_ARGUMENTS if kwargs.get(name) is not None), None)
-            found["peak"] = max(found["peak"], float(held_bytes([cache, used or cache], self.model).total))
+            held = held_bytes([_contents(cache), _contents(used or cache)], self.model)
+            found["peak"] = max(found["peak"], float(held.total))
             found["seconds"] += self._now() - started
 
         hooks = [module.register_forward_hook(sample, with_kwargs=True) for module in attention_modules(self.model)]
@@ -212,6 +214,13 @@ class Probe:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         return time.perf_counter()
+
+
+def _contents(cache: Cache) -> object:
+    """The cache, or what its layers name as theirs: a press that watches them has notes of its own."""
+    if not all(hasattr(layer, "held_parts") for layer in cache.layers):
+        return cache
+    return [tensor for layer in cache.layers for _, tensor, _ in layer.held_parts()]
 
 
 def published_press(method: Method, ratio: float) -> object:

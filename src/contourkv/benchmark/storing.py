@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from ..errors import InvariantBroken
 from ..held import Held, held_bytes
+from ..press.budget import Budget
 from ..press.contour import POSITION_BYTES, TABLE_BYTES
 from ..press.scores import attention_modules, untouched
 from ..ragged.cache import RaggedCache
@@ -169,7 +170,7 @@ class PagedStorage(Storage):
 
     def _fill(self, chosen: Sequence[float]) -> Cache:
         reading = self.reading
-        tokens = [max(1, int(budget * reading.tokens)) for budget in self.budgets]
+        tokens = [tokens_read(budget, reading.tokens) for budget in self.budgets]
         keys, values = [layer.keys for layer in reading.layers], [layer.values for layer in reading.layers]
         return QuestCache.of(reading.model.config, keys, values, tokens)
 
@@ -182,3 +183,8 @@ class PagedStorage(Storage):
 
     def forget(self) -> None:
         self.cache.rollback()
+
+
+def tokens_read(budget: float, tokens: int) -> int:
+    """Of a context of so many tokens, those that a budget lets Quest read in a head."""
+    return max(1, int(Budget.of(budget).amount * tokens))
