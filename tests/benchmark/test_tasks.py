@@ -2,6 +2,8 @@
 should, and one line for what is wrong."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -244,6 +246,12 @@ def test_wheels_are_those_that_are_read(source):
     assert wheels_of(entry("niah_single_1"), TEXTS) == wheels_of(entry("fwe"), TEXTS) == []
     assert wheels_of(entry("qa_1"), TEXTS) == wheels_of(entry("qa_2"), TEXTS) == [QUESTIONS]
     assert make(source, "qa_2").provenance["wheels"] == {QUESTIONS: source["hashes"][QUESTIONS]}
+
+
+def test_settings_are_checked_without_loading_what_makes_tasks():
+    code = "import sys; from contourkv.benchmark.tasks import check_settings, wheels_of; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "torch", "transformers", "tokenizers", "pandas"} & set(loaded)
 
 
 @pytest.mark.parametrize(("task", "wheel"), [("niah", PROSE), ("qa_1", QUESTIONS)])

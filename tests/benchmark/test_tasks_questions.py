@@ -88,15 +88,12 @@ def test_squad_questions_have_their_paragraph_among_those_of_the_article(source,
         assert len(articles) == 1 or len(found) > 8
 
 
-def test_questions_are_about_as_many_paragraphs_as_fit(source):
-    def needed(length):
-        made = make(source, "qa_1", "pieces", questions=4, length=length)
-        return {
-            len({re.search(r"Town\d\d|A\dP\d", text)[0][-2:].replace("P", "") for text in sample.origin["questions"]})
-            for sample in made.samples
-        }
-
-    assert needed(1500) == {4} and max(needed(320)) < 4
+@pytest.mark.parametrize(("length", "paragraphs"), [(320, 2), (350, 3), (420, 4), (1500, 4)])
+def test_questions_are_about_as_many_paragraphs_as_fit(source, length, paragraphs):
+    for sample in make(source, "qa_1", "pieces", questions=4, length=length).samples:
+        # the last digit of a town and of a code is the paragraph's
+        about = [re.search(r"(?:Town\d|A\dP)(\d)", text)[1] for text in sample.origin["questions"]]
+        assert len(set(about)) == paragraphs and len(about) == 4
 
 
 def test_hotpot_has_both_paragraphs_and_the_supporting_sentences(source):

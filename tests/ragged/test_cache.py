@@ -256,6 +256,26 @@ class TestRollback:
         assert (fed(model, cache, tokens[:, 60:]) - first).abs().max() <= 1e-6
 
 
+class TestTake:
+    @given(count=st.integers(1, 4), tokens=st.integers(1, 9), more=st.integers(0, 5), seed=st.integers(0, 2**31 - 1))
+    @settings(deadline=None, max_examples=40)
+    def test_kept_sets_of_one_context_are_as_those_of_as_many_copies(self, count, tokens, more, seed):
+        generator = torch.Generator().manual_seed(seed)
+        keys, values = torch.randn(2, 1, 2, tokens, 4, generator=generator)
+        keep = torch.rand(count, 2, tokens, generator=generator) < 0.6
+        shared, copies = RaggedLayer(0), RaggedLayer(0)
+        shared.take(keys, values, keep, tokens + more)
+        copies.take(keys.repeat(count, 1, 1, 1), values.repeat(count, 1, 1, 1), keep, tokens + more)
+        for name in ("frozen_keys", "frozen_values", "positions", "begin", "end"):
+            assert torch.equal(getattr(shared, name), getattr(copies, name))
+        assert shared.frozen_keys.untyped_storage().nbytes() == int(keep.sum()) * 4 * keys.element_size()
+
+    def test_kept_sets_of_several_contexts_must_be_as_many(self):
+        keys = torch.zeros(2, 2, 5, 4)
+        with pytest.raises(InvalidInput, match="do not belong together"):
+            RaggedLayer(0).take(keys, keys, torch.ones(3, 2, 5, dtype=torch.bool), 5)
+
+
 class TestCrop:
     @pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
     @pytest.mark.parametrize("count", [1, 4])

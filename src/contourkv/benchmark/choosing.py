@@ -3,7 +3,8 @@
 Peers choose by kvpress's own code: its scores, and its rules for turning scores into a selection, called on scores that
 were computed once. As published they remove 1 - budget of the keys. Enforced they choose in the same way, as many
 entries as the nominal bytes pay for once positions and tables of a ragged cache are paid; in a sliding layer among the
-positions that its window can still show. ContourKV is `contourkv.ContourKVPress` over the same scores.
+positions that its window can still show. Rectangular, a head-wise method's scores choose the same count in every head,
+within the same bytes. ContourKV is `contourkv.ContourKVPress` over the same scores.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..errors import InvalidInput
 from ..press.budget import Budget
 from ..press.contour import TABLE_BYTES, ContourKVPress, entry_bytes, keep_masks
 from ..press.scores import PressScorer, ReplayScorer, WindowMass, attention_modules, explained, kvpress, untouched
-from .methods import ENFORCED, PUBLISHED, RECTANGULAR, Method
+from .methods import PUBLISHED, RECTANGULAR, Method
 from .reading import LayerReading, Reading
 
 ROWS = 64
@@ -110,11 +111,10 @@ class Chooser:
             keep, used = self._contour(method, budget)
             return keep, None, used
         tokens = self.reading.tokens
-        first = [layer.first if storage == ENFORCED else 0 for layer in self.reading.layers]
+        published = storage == PUBLISHED
+        first = [0 if published else layer.first for layer in self.reading.layers]
         available = [tokens - start for start in first]
-        counts = self._counts(budget, available) if storage == ENFORCED else None
-        if counts is None:
-            counts = [_kept_by_kvpress(tokens, budget)] * len(first)
+        counts = [_kept_by_kvpress(tokens, budget)] * len(first) if published else self._counts(budget, available)
         if method.scores == "streaming_llm":
             # Its scores say which keys a count leaves, so they are those of this count.
             scores, used = (
@@ -139,13 +139,13 @@ class Chooser:
                 torch.zeros(score.shape, dtype=torch.bool, device=score.device).scatter_(-1, at, True)[0]
                 for score, at in zip(scores, best, strict=True)
             ]
-            order = None if storage == ENFORCED else [at[0] for at in best]
+            order = [at[0] for at in best] if published else None
         elif method.scores == "kvzip":
-            ratio = ratio_of(budget) if storage == PUBLISHED else self._global_ratio(budget, available)
+            ratio = ratio_of(budget) if published else self._global_ratio(budget, available)
             kept = kvzip_keeps(self.reading.model, scores, ratio)
         else:
             ratios = [
-                ratio_of(budget) if storage == PUBLISHED else _ratio_for(count, score.shape[2])
+                ratio_of(budget) if published else _ratio_for(count, score.shape[2])
                 for score, count in zip(scores, counts, strict=True)
             ]
             kept = [adakv_keep(score, ratio) for score, ratio in zip(scores, ratios, strict=True)]

@@ -35,7 +35,7 @@ def check_benchmark(config: Mapping) -> None:
     for settings in section["tasks"]:
         name = settings["name"]
         if name in names:
-            raise InvalidInput(f"config key benchmark.tasks: two tasks are called {name}; every task needs its own name")
+            raise InvalidInput(f"config key benchmark.tasks: two tasks are called {name}; give each its own name")
         names.add(name)
         for model in settings.get("models", ()):
             if model not in section["models"]:
@@ -53,7 +53,8 @@ def check_benchmark(config: Mapping) -> None:
         if section["tasks"] and length not in lengths:
             known = ", ".join(map(str, sorted(set(lengths)))) or "none"
             raise InvalidInput(
-                f"config key benchmark.costs.lengths[{index}]: no task has the length {length}; expected some of {known}"
+                f"config key benchmark.costs.lengths[{index}]: no task has the length {length}; expected some of "
+                f"{known}"
             )
 
 

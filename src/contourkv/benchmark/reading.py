@@ -134,8 +134,7 @@ class Reading:
         """The full cache as transformers itself holds it: sliding layers hold their window."""
         cache = DynamicCache(config=self.model.config)
         for index, layer in enumerate(self.layers):
-            # Cloned: what reads the context later must not grow this one's storage.
-            cache.update(layer.keys.clone(), layer.values.clone(), index)
+            cache.update(layer.keys, layer.values, index)  # which copies them
         return cache
 
     def plain_cache(self) -> DynamicCache:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from ..progress import Progress
 from ..provenance import file_sha256, record
 from .answering import answers, ending_tokens, most_at_once, nats
 from .choosing import Chooser, Chosen
-from .methods import AGNOSTIC, ENFORCED, FULL, PUBLISHED, QUERY_AWARE, RECTANGULAR, Method, methods_named
+from .methods import AGNOSTIC, FULL, PUBLISHED, QUERY_AWARE, RECTANGULAR, Method, methods_named
 from .reading import Reading
 from .records import ANSWERED, read_columns, write_answers
 from .samples import Question, Sample, Task, read_task
@@ -48,9 +49,9 @@ class Cell:
             return FullStorage
         if self.method.keeps == "pages":
             return PagedStorage
-        if self.storage == ENFORCED:
+        if self.storage != PUBLISHED:
             return RaggedStorage
-        return MaskedStorage if self.method.keeps == "heads" and self.storage == PUBLISHED else RectangularStorage
+        return MaskedStorage if self.method.keeps == "heads" else RectangularStorage
 
 
 @dataclass
@@ -184,9 +185,7 @@ class _Parts:
         return read_columns(self._path(index), ANSWERED)[0]
 
     def remove(self) -> None:
-        for path in self.folder.glob("*.parquet"):
-            path.unlink()
-        self.folder.rmdir()
+        shutil.rmtree(self.folder)
 
 
 def _rows(
@@ -221,8 +220,7 @@ def _asked(
     decode: Callable[[list[int]], str],
     first_question: int = 0,
 ) -> Iterator[dict[str, object]]:
-    full = FullStorage(reading, [Chosen([], 0.0)])
-    full_held = full.held()[0]
+    full_held = FullStorage(reading, [Chosen([], 0.0)]).held()[0]
     # A draw of its own for each context.
     chooser = Chooser(reading, full_held.payload, sample.seed * 10_007 + sample.index)
     kept = [_chosen(chooser, cell) for cell in wanted]
@@ -272,7 +270,7 @@ def _chosen(chooser: Chooser, cell: Cell) -> Kept:
         return Kept(cell, Chosen([], 0.0))
     try:
         return Kept(cell, chooser.choose(cell.method, cell.storage, cell.budget))
-    except (InvariantBroken, MemoryError, torch.OutOfMemoryError):
+    except InvariantBroken:
         raise
     except Exception as error:
         return Kept(cell, message=said(error))
@@ -319,7 +317,7 @@ def _ask_group(
         return [[Outcome(message=each.message) for _ in questions] for each in group]
     try:
         return _ask(reading, group, questions, task, decode, chooser)
-    except (InvariantBroken, MemoryError, torch.OutOfMemoryError):
+    except InvariantBroken:
         raise
     except Exception as error:
         if len(group) > 1:
@@ -367,7 +365,7 @@ def _weigh(storage: Storage, group: list[Kept], chooser: Chooser) -> None:
     for each, held, entries in zip(group, storage.held(), storage.entries(), strict=True):
         each.held, each.entries = held, entries
         nominal = chooser.nominal_bytes(each.cell.budget)
-        if each.cell.storage == ENFORCED and held.total > nominal:
+        if each.cell.storage != PUBLISHED and held.total > nominal:
             raise InvariantBroken(
                 f"{each.cell.method.name} at budget {each.cell.budget:g}: its cache holds {held.total:,} bytes, "
                 f"{nominal:,} are its budget"

@@ -258,8 +258,9 @@ class RaggedLayer(CacheLayerMixin):
         """
         if self.length:
             raise InvalidInput(f"RaggedCache, layer {self.index}: it holds {self.length} tokens; reset() it first")
-        sequences = 1 if keys.shape[0] == 1 else keep.shape[0]
-        if (sequences, *keep.shape[1:]) != keys.shape[:3] or keys.shape[:3] != values.shape[:3] or length < keys.shape[2]:
+        contexts = 1 if keys.shape[0] == 1 else keep.shape[0]
+        shape = keys.shape[:3]
+        if shape != (contexts, *keep.shape[1:]) or shape != values.shape[:3] or length < shape[2]:
             raise InvalidInput(
                 f"take: keys {tuple(keys.shape)}, values {tuple(values.shape)}, keep {tuple(keep.shape)} and length "
                 f"{length} do not belong together; expected (B or 1, H, N, d), (B or 1, H, N, dv), (B, H, N) and at "
