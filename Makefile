@@ -52,11 +52,11 @@ offline: setup
 	@echo; ls results/offline/summary.md results/offline/figures/*.png results/offline/tables/*.md
 
 test: setup
-	$(BIN)/python -m pytest tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --numprocesses 2 --dist loadgroup
 
 test-newest: $(NEWEST_STAMP)
 	CONTOURKV_WITHOUT_KVPRESS=1 $(NEWEST_VENV)/bin/python -m pytest tests/ragged tests/press tests/capture \
-	  tests/test_held.py tests/test_cli.py
+	  tests/test_held.py tests/test_cli.py tests/benchmark
 
 $(NEWEST_STAMP): pyproject.toml requirements.lock
 	$(PYTHON) -m venv --clear $(NEWEST_VENV)

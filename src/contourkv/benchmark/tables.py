@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ..progress import Progress
-from ..statistics.tables import _Row as Row
-from ..statistics.tables import write_tables
+from ..statistics.tables import Row, write_tables
 from .claims import ENFORCING, POOLED, SEEING
 from .comparisons import (
     COMPARED,

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.stats import binomtest
 
 from ..statistics.bootstrap import Estimate, Scope
-from ..statistics.summary import INSIDE, OUTSIDE, _overlap, _table
+from ..statistics.summary import INSIDE, OUTSIDE, lines_table, overlap_text
 from ..statistics.tables import ALL_MODELS, interval, number
 from .claims import COUNTED, ENFORCING, LEAST_LOST, LOST, MOST_LOST, SEEING, SEEN, WON
 from .comparisons import EQUAL, UNCOUNTED, Answers, decidable, shared
@@ -95,7 +95,7 @@ def verdict_section(tables: Mapping[str, pd.DataFrame]) -> str:
         + (f"; never counted: {', '.join(unlike)}" if unlike else "")
         + ". A win or a loss is a difference on the same questions that a paired test finds at the configured level, "
         "before any correction; Holm's correction stands beside. Brackets are 95% intervals.\n",
-        _table(["claim", "where", "paper", "here [95%]", "n", "verdict", "note"], lines),
+        lines_table(["claim", "where", "paper", "here [95%]", "n", "verdict", "note"], lines),
         _against_kvzip(tables["comparison_counts"]),
         f"Why a difference may be real: {WHY}\n",
     ]
@@ -122,7 +122,7 @@ def _against_kvzip(counts: pd.DataFrame) -> str:
     ]
     header = ["all models", "KVzip's storage", "counted", "win / loss / tie", "after Holm"]
     header += ["mean higher / lower / equal", "held", "KVzip holds"]
-    return _table(header, lines)
+    return lines_table(header, lines)
 
 
 def _line(claim: str, model: str, where: str, paper: object, **more: object) -> dict:
@@ -260,7 +260,7 @@ def _enforcing(answers: Answers, tables: Mapping[str, pd.DataFrame]) -> Lines:
             note = f"as published it holds {_share(row['published_held_bytes'], row['full_bytes'])} of the full cache, "
             note += f"{row['storage']} {_share(row['held_bytes'], row['full_bytes'])}"
             if not np.isnan(estimate.low):
-                note += f"; interval {_overlap(estimate.low, estimate.high, *band)}"
+                note += f"; interval {overlap_text(estimate.low, estimate.high, *band)}"
             where = f"{name}, {row['storage']}, budget {row['budget']:g}"
             line = _line(claim, label, where, ENFORCING, unit="points", n=int(row["samples"]), of="samples")
             lines.append(line | _found(estimate, band[0] <= estimate.value <= band[1], note))

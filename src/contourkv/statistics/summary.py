@@ -318,7 +318,7 @@ def build_summary(tables: Mapping[str, pd.DataFrame], metadata: dict, sections: 
         lines = [line for claim in section.claims for line in judge(claim, tables)]
         parts.append(f"## {section.title}\n")
         parts.append(
-            _table(
+            lines_table(
                 ["claim", "where", "paper", "here [95%]", "instances", "inputs", "point", "interval"],
                 lines,
             )
@@ -358,7 +358,7 @@ def judge(claim: Claim, tables: Mapping[str, pd.DataFrame]) -> list[list[str]]:
                 measured,
                 *_counts(row, claim),
                 INSIDE if inside else OUTSIDE,
-                _overlap(low, high, bottom, top) if known else "none",
+                overlap_text(low, high, bottom, top) if known else "none",
             ]
         )
     return lines or [[claim.text, "–", claim.printed, "–", "–", "–", ABSENT, "none"]]
@@ -398,7 +398,8 @@ def _reason(note: str, claim: Claim) -> str:
     return "–"
 
 
-def _overlap(low: float, high: float, bottom: float, top: float) -> str:
+def overlap_text(low: float, high: float, bottom: float, top: float) -> str:
+    """How an interval lies to a band, in words."""
     if low > top:
         return "above the band"
     if high < bottom:
@@ -448,7 +449,7 @@ def _invariants(table: pd.DataFrame) -> str:
     ]
     return (
         "## What must hold\n\n"
-        + _table(["relation", "paper", "here", "instances", "verdict"], lines)
+        + lines_table(["relation", "paper", "here", "instances", "verdict"], lines)
         + (
             "\nThese are theorems, checked on all instances before any table is made; rounding of 1e-9 is allowed. A "
             "difference here would be an error.\n"
@@ -503,6 +504,7 @@ def _header(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
     return "\n".join(lines)
 
 
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def lines_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Lines of text as a markdown table."""
     rows = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows) + "\n"

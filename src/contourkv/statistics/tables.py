@@ -238,7 +238,7 @@ class _Run:
                 yield self.labels[name], arm, Scope(rows[rows["arm"] == arm], *self.draws)
 
 
-class _Row(dict):
+class Row(dict):
     """One row of a table: plain columns, and estimates as three columns each with their notes collected."""
 
     def __init__(self, **columns: object) -> None:
@@ -260,7 +260,7 @@ def _ceiling(run: _Run) -> Rows:
     rows = []
     for columns, part in run.by_budget():
         for against, suffix in AGAINST.items():
-            row = _Row(**columns, against=against)
+            row = Row(**columns, against=against)
             row.put("c", part.median(part[f"c_{suffix}"]))
             above = part.where(part[f"kappa_{suffix}"] > FLAT)
             row["n_above"] = len(above)
@@ -274,7 +274,7 @@ def _kappa(run: _Run) -> Rows:
     for columns, part in run.by_budget():
         for against, suffix in AGAINST.items():
             kappa = part[f"kappa_{suffix}"]
-            row = _Row(**columns, against=against)
+            row = Row(**columns, against=against)
             for name, limit in (("within_1.11", FLAT), ("within_1.5", 1.5), ("within_2", 2.0)):
                 row.put(name, part.share(kappa <= limit))
             row.put("above_1.11", part.share(kappa > FLAT))
@@ -294,7 +294,7 @@ def _kappa(run: _Run) -> Rows:
 def _recovered(run: _Run) -> Rows:
     rows = []
     for columns, part in run.by_budget():
-        row = _Row(**columns)
+        row = Row(**columns)
         for name, nothing in (
             ("recovered", "nothing_to_close"),
             ("recovered_first", "nothing_to_close_best"),
@@ -317,7 +317,7 @@ def _content_arms(run: _Run) -> Rows:
             part = scope if s == ALL_BUDGETS else scope.where(scope["s"] == s)
             for against, suffix in AGAINST.items():
                 kappa = part[f"kappa_{suffix}"]
-                row = _Row(model=label, arm=arm, s=str(s), inputs=part.inputs, n=len(part), against=against)
+                row = Row(model=label, arm=arm, s=str(s), inputs=part.inputs, n=len(part), against=against)
                 row.put("above_1.11", part.share(kappa > FLAT))
                 row.put("auc", part.auc(part["dropped_mass"], kappa > FLAT))
                 row.put("median", part.median(kappa))
@@ -334,7 +334,7 @@ def _prediction(run: _Run) -> Rows:
         score = part.cell_medians(mass)
         for against, suffix in AGAINST.items():
             kappa = part[f"kappa_{suffix}"]
-            row = _Row(**columns, against=against)
+            row = Row(**columns, against=against)
             row.put("above_1.11", part.share(kappa > FLAT))
             row.put("auc", part.auc(mass, kappa > FLAT))
             row.put("spearman_mass", part.spearman(mass, kappa))
@@ -354,7 +354,7 @@ def _cells(run: _Run) -> Rows:
         part = scope.where(scope["s"] == run.reference)
         for index in part.cells() if len(part) else []:
             cell = part.where(index)
-            row = _Row(model=label, s=str(run.reference), layer=int(cell["layer"][0]), head=int(cell["head"][0]))
+            row = Row(model=label, s=str(run.reference), layer=int(cell["layer"][0]), head=int(cell["head"][0]))
             row["n"] = len(cell)
             for name in ("dropped_mass", "kappa_hat", "kappa_best"):
                 row[name] = float(np.median(cell[name]))
@@ -375,7 +375,7 @@ def _certificates(run: _Run) -> Rows:
     for columns, whole in run.by_budget():
         known = "es_certified" in whole
         sampled = whole.where(_certified(whole))
-        row = _Row(model=columns["model"], s=columns["s"], inputs=columns["inputs"], sampled=len(sampled))
+        row = Row(model=columns["model"], s=columns["s"], inputs=columns["inputs"], sampled=len(sampled))
         outcome = sampled["certificate"] if known else np.array([], object)
         for name in ("optimal", "improved", "timeout"):
             row[name] = int((outcome == name).sum())
@@ -409,7 +409,7 @@ def _certificates(run: _Run) -> Rows:
 def _pools(run: _Run) -> Rows:
     rows = []
     for columns, part in run.by_budget():
-        row = _Row(**columns)
+        row = Row(**columns)
         # Against all families, and against the mass pools alone.
         for error, prefix in (("es_pool", ""), ("es_mass_pool", "mass_pool_")):
             with np.errstate(divide="ignore", invalid="ignore"):
