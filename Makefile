@@ -18,14 +18,14 @@ export TOKENIZERS_PARALLELISM := false
 # the venv's own python, whatever else is on the caller's path
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo offline test test-newest lint format clean-results
+.PHONY: help setup demo offline test test-package test-workflow test-newest lint format clean-results
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup          .venv with everything, at the versions of requirements.lock"
 	@echo "make demo           setup, then the default run: real small models, results in results/demo"
 	@echo "make offline        setup, then the same models with enough contexts to quote, results in results/offline"
-	@echo "make test           setup, then every test"
+	@echo "make test           setup, then every test; its halves: make test-package, make test-workflow"
 	@echo "make test-newest    the package's tests on transformers $(NEWEST) without kvpress, in a venv of their own"
 	@echo "make lint           setup, then ruff, snakefmt and snakemake --lint"
 	@echo "make format         setup, then let ruff and snakefmt rewrite the files"
@@ -51,8 +51,15 @@ offline: setup
 	$(BIN)/snakemake --cores $(CORES) --configfile config/offline.yaml
 	@echo; ls results/offline/summary.md results/offline/figures/*.png results/offline/tables/*.md
 
+# Two halves side by side, each with one thread.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests --numprocesses 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=line test-package test-workflow
+
+test-package: setup
+	$(BIN)/python -m pytest tests --ignore tests/workflow
+
+test-workflow: setup
+	$(BIN)/python -m pytest tests/workflow
 
 test-newest: $(NEWEST_STAMP)
 	CONTOURKV_WITHOUT_KVPRESS=1 $(NEWEST_VENV)/bin/python -m pytest tests/ragged tests/press tests/capture \

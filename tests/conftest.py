@@ -22,18 +22,6 @@ def pytest_configure() -> None:
         raise pytest.UsageError("kvpress is not installed: make setup; or set CONTOURKV_WITHOUT_KVPRESS=1")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run in parallel, a file's tests stay together, and all of the workflow's: they share what they make.
-
-    The workflow's take longest, so they come first.
-    """
-    items.sort(key=lambda item: item.path.parent.name != "workflow")
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group("workflow" if folder == "workflow" else item.path.stem))
-
-
 def random_row(rng: np.random.Generator, keys: int, head_dim: int, sharpness: float = 2.0) -> Instance:
     """A softmax row of Gaussian scores with one sink, Gaussian values."""
     scores = sharpness * rng.standard_normal(keys)
