@@ -126,7 +126,9 @@ class Probe:
 
     def measure(self, cell: Cell) -> dict[str, float]:
         """Bytes and seconds of one cell: the columns of `records.COSTED`."""
-        with self._eager(cell.method.name == "h2o"), untouched(self.model):
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), self._eager(cell.method.name == "h2o"), untouched(self.model):
+            torch.manual_seed(self.seed)  # Random and Compactor draw from the global generator
             cache, press = self._cache_and_press(cell)
             with self._sampled(cache) as sampled:
                 started = self._now()
