@@ -90,7 +90,7 @@ rule ask:
         "../scripts/ask.py"
 
 
-# Two threads and nothing beside it on a small machine: it is seconds that are measured.
+# One thread, as every job: seconds are to be compared within one run.
 rule probe_costs:
     input:
         model=expand("<resources>/models/{{model}}/{file}", file=MODEL_FILES),
@@ -103,7 +103,6 @@ rule probe_costs:
         "<benchmarks>/probe_costs/{model}/{length}.tsv"
     conda:
         "../../envs/contourkv.yaml"
-    threads: 2
     resources:
         mem_mb=6000,
         gpu=int(config["device"] != "cpu"),
