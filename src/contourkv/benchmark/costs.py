@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,8 +38,6 @@ from .records import COSTED, write_costs
 from .running import Cell, cells, said
 from .samples import read_task
 from .storing import tokens_read
-
-PREFILLS = 3  # dense ones, of which the median counts
 
 
 def run_costs(
@@ -117,12 +114,6 @@ class Probe:
         self.reading = Reading.of(model, ids)
         self.full_bytes = held_bytes(self.reading.full_cache()).payload
         self.chooser = Chooser(self.reading, self.full_bytes, seed)
-        seconds = []
-        for _ in range(PREFILLS):
-            started = self._now()
-            self._read(DynamicCache(config=model.config))
-            seconds.append(self._now() - started)
-        self.prefill_seconds = statistics.median(seconds)
 
     def measure(self, cell: Cell) -> dict[str, float]:
         """Bytes and seconds of one cell: the columns of `records.COSTED`."""
@@ -130,6 +121,10 @@ class Probe:
         with torch.random.fork_rng(devices), self._eager(cell.method.name == "h2o"), untouched(self.model):
             torch.manual_seed(self.seed)  # Random and Compactor draw from the global generator
             cache, press = self._cache_and_press(cell)
+            # Right before it: what else the machine does changes from minute to minute.
+            started = self._now()
+            self._read(DynamicCache(config=self.model.config))
+            prefill = self._now() - started
             with self._sampled(cache) as sampled:
                 started = self._now()
                 if press is None:
@@ -144,8 +139,8 @@ class Probe:
             return {
                 "left_bytes": float(left),
                 "peak_bytes": float(max(sampled["peak"], left)),
-                "prefill_seconds": self.prefill_seconds,
-                "compress_seconds": spent - self.prefill_seconds,
+                "prefill_seconds": prefill,
+                "compress_seconds": spent - prefill,
                 "tokens_per_s": self._decode(cache),
             }
 
