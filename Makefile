@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml requirements.lock
 
 demo: setup
 	$(BIN)/snakemake --cores $(CORES)
-	@echo; ls results/demo/summary.md results/demo/figures/*.png results/demo/tables/*.md
+	@echo; ls results/demo/summary.md results/demo/figures/*.png results/demo/tables/*.md results/demo/benchmark/*.md
 
 offline: setup
 	$(BIN)/snakemake --cores $(CORES) --configfile config/offline.yaml
@@ -53,7 +53,7 @@ offline: setup
 
 # Two halves side by side, each with one thread.
 test: setup
-	OMP_NUM_THREADS=1 $(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=line test-package test-workflow
+	OMP_NUM_THREADS=1 $(MAKE) --no-print-directory --jobs 2 --keep-going test-package test-workflow
 
 test-package: setup
 	$(BIN)/python -m pytest tests --ignore tests/workflow

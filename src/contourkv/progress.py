@@ -22,6 +22,8 @@ class Progress:
     interval : float
         Seconds between plain lines. The first and the last line are always written.
     stream : text file, default standard error
+    before : int
+        Steps of them that an earlier run finished: they count as done, and not for the rate.
 
     Attributes
     ----------
@@ -32,16 +34,24 @@ class Progress:
 
     echo: TextIO | None = None
 
-    def __init__(self, total: int, label: str, unit: str, interval: float = 10.0, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        total: int,
+        label: str,
+        unit: str,
+        interval: float = 10.0,
+        stream: TextIO | None = None,
+        before: int = 0,
+    ) -> None:
         self.total, self.label, self.unit, self.interval = total, label, unit, interval
         self.stream = stream or sys.stderr
-        self.done = 0
+        self.done = self.before = before
         self.started = self.last = time.monotonic()
         self.bar = None
         if self.stream.isatty():
             from tqdm import tqdm
 
-            self.bar = tqdm(total=total, desc=label, unit=f" {unit}", file=self.stream)
+            self.bar = tqdm(total=total, initial=before, desc=label, unit=f" {unit}", file=self.stream)
 
     def advance(self, steps: int = 1) -> None:
         """Count `steps` more."""
@@ -53,7 +63,7 @@ class Progress:
         if now - self.last >= self.interval or self.done >= self.total:
             self.last = now
             elapsed = max(now - self.started, 1e-9)
-            rate = self.done / elapsed
+            rate = (self.done - self.before) / elapsed
             left = (self.total - self.done) / rate if rate else float("inf")
             line = (
                 f"{self.label}: {self.done:,} of {self.total:,} {self.unit}, {rate:,.3g}/s, "

@@ -87,7 +87,7 @@ def make_answers(
                         else:
                             score = top - 1.5 * (1 - quality) - 0.6 * hard[sample, question] + luck
                         answer = f"{int(1e6 * hard[sample, question])}"
-                        costs = {"left_bytes": payload, "peak_bytes": full + 0.25 * payload}
+                        costs = {"probed_bytes": full, "left_bytes": payload, "peak_bytes": full + 0.25 * payload}
                         costs |= {"prefill_seconds": length / 500}
                         costs |= {"compress_seconds": 0.1 + 1.2 * ("kvzip" in method), "tokens_per_s": 20 + 4 / budget}
                         known = method in cost_methods and visibility == AGNOSTIC and storage != RECTANGULAR

@@ -181,7 +181,7 @@ def test_memory(tables, frame):
     table = tables["memory"]
     keys = ["model", "length", "method", "storage", "visibility", "budget"]
     names = ["full_bytes", "nominal_bytes", "held_bytes", "payload_bytes", "metadata_bytes", "read_bytes", "peak_bytes"]
-    names += ["compress_seconds", "score_seconds", "tokens_per_s", "prefill_seconds", "left_bytes"]
+    names += ["compress_seconds", "score_seconds", "tokens_per_s", "prefill_seconds", "left_bytes", "probed_bytes"]
     contexts = frame.groupby([*keys, "task", "sample"])[names].mean().groupby(keys)
     means, sizes = contexts.mean(), contexts.size()
     largest = (frame["held_bytes"] / frame["nominal_bytes"]).groupby([frame[key] for key in keys]).max()
@@ -382,7 +382,9 @@ def test_without_costs(tmp_path):
 def test_a_failed_probe_is_told_from_none():
     frame = make_answers(tasks=("single-prose-512",), samples=2)
     row = frame["method"] == "kvzip"
-    frame.loc[row, ["left_bytes", "peak_bytes", "prefill_seconds", "compress_seconds", "tokens_per_s"]] = np.nan
+    frame.loc[
+        row, ["probed_bytes", "left_bytes", "peak_bytes", "prefill_seconds", "compress_seconds", "tokens_per_s"]
+    ] = np.nan
     frame.loc[row, "cost_message"] = "ValueError: fake key"
     memory = build(frame)["memory"]
     assert set(memory[memory["method"] == "KVzip"]["note"]) == {"cost: failed: ValueError: fake key"}

@@ -349,12 +349,13 @@ def test_the_comparisons_are_those_of_plain_pandas(table, hand):
     assert {WIN, LOSS, TIE, UNCOUNTED} <= set(table["result"])
 
 
-def test_holms_family_is_one_method_against_one_storage_of_all_peers(table, hand):
+def test_holms_family_is_one_method_against_one_peer_in_one_storage(table, hand):
     checked = 0
-    for (method, storage), block in hand[hand["counted"]].groupby(["method", "peer_storage"]):
+    for (method, peer, storage), block in hand[hand["counted"]].groupby(["method", "peer", "peer_storage"]):
         p = block["p"].sort_values()
         steps = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)
-        rows = table[(table["method"] == method) & (table["peer_storage"] == storage) & table["p_holm"].notna()]
+        rows = table[(table["method"] == method) & (table["peer"] == peer) & table["p_holm"].notna()]
+        rows = rows[rows["peer_storage"] == storage]
         np.testing.assert_allclose(np.sort(rows["p_holm"]), np.sort(steps), rtol=1e-12)
         assert len(rows) == len(block)
         assert (rows["p_holm"] >= rows["p"]).all()
@@ -362,13 +363,14 @@ def test_holms_family_is_one_method_against_one_storage_of_all_peers(table, hand
         np.testing.assert_array_equal(rows["result_holm"] != TIE, kept)
         np.testing.assert_array_equal(rows["result"][kept], rows["result_holm"][kept])
         checked += 1
-    assert checked == 4 * 3
+    assert checked == len(table.groupby(["method", "peer", "peer_storage"]))
 
 
 def test_the_counts_are_those_of_the_comparisons(table):
     counts = count(table)
     assert list(counts) == COUNTS
-    assert (counts["listed"] == counts["counted"] + counts["uninformative"] + counts["failed"]).all()
+    left_out = counts["uninformative"] + counts["undecidable"] + counts["failed"]
+    assert (counts["listed"] == counts["counted"] + left_out).all()
     for ending in ("wins", "holm_wins"):
         prefix = ending.removesuffix("wins")
         total = counts[f"{prefix}wins"] + counts[f"{prefix}losses"] + counts[f"{prefix}ties"]
@@ -409,6 +411,17 @@ def test_an_uninformative_task_is_listed_with_its_reason_and_never_counted(answe
     assert rows["note"].str.match(r"uninformative: full-cache accuracy 0\.\d+ < 0\.60").all()
     assert rows["difference"].notna().all() and rows["p_holm"].isna().all()
     assert answers.informative("smollm2-135m", "squad-512")[0]
+
+
+@pytest.mark.parametrize(("samples", "decided"), [(5, False), (6, True)])
+def test_a_pair_of_too_few_samples_for_any_test_is_listed_and_never_counted(samples, decided):
+    frame = make_answers(methods=("full", "kvzip", "contour"), samples=samples)
+    table = compare(Answers(frame, LABELS, SETTINGS))
+    good = table[~table["note"].str.startswith("uninformative")]
+    assert len(good) and ((good["result"] != UNCOUNTED) == decided).all()
+    assert good["note"].str.startswith("undecidable: no test over 5 samples").all() != decided
+    counts = count(table)
+    assert (counts["undecidable"].sum() == 0) == decided and (counts["failed"] == 0).all()
 
 
 @pytest.mark.parametrize(("score", "good"), [(3, True), (2, False)])
@@ -470,7 +483,7 @@ def test_without_contourkv_or_without_peers_there_is_nothing_to_compare():
 
 
 def test_a_missing_full_cache_leaves_no_accuracy_task_informative():
-    frame = make_answers(methods=("kvzip", "contour"), samples=3)
+    frame = make_answers(methods=("kvzip", "contour"), samples=6)
     table = compare(Answers(frame, LABELS, SETTINGS))
     assert set(table[table["result"] != UNCOUNTED]["measure"]) == {"nats"}
     assert (table[table["measure"] == "accuracy"]["note"] == "uninformative: full cache not run").all()

@@ -57,6 +57,7 @@ def cell(name: str, storage: str, budget: float = 1.0) -> Cell:
     return Cell(METHODS[name], storage, AGNOSTIC, budget)
 
 
+SECONDS = ("prefill_seconds", "compress_seconds", "tokens_per_s")
 CELLS = [each for each in cells(list(METHODS.values()), BUDGETS) if each.storage != RECTANGULAR]
 OWN = [each for each in CELLS if each.method.name in ("full", "quest", "contour")]
 MEASURED = CELLS if KVPRESS else OWN
@@ -143,7 +144,7 @@ class TestProbe:
     @pytest.mark.parametrize("each", MEASURED, ids=named)
     def test_times_are_times(self, folders, measured, each):
         found = measured[each]
-        assert set(found) == {"left_bytes", "peak_bytes", "prefill_seconds", "compress_seconds", "tokens_per_s"}
+        assert set(found) == {"probed_bytes", "left_bytes", "peak_bytes", *SECONDS}
         assert all(type(value) is float and math.isfinite(value) for value in found.values())
         assert found["tokens_per_s"] > 0
         assert found["prefill_seconds"] > 0

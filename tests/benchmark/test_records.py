@@ -55,7 +55,12 @@ def costed(model: str = "tiny", length: int = 512, cells=CELLS) -> pd.DataFrame:
     for number, (method, storage, visibility, budget) in enumerate(cells):
         row = {"model": model, "length": length, "method": method, "storage": storage, "visibility": visibility}
         row |= {"budget": budget, "cost_status": "ok", "cost_message": "", "left_bytes": 100.0 + number + length}
-        row |= {"peak_bytes": 200.0 + number, "prefill_seconds": 0.1, "compress_seconds": 0.01 * number}
+        row |= {
+            "probed_bytes": 150.0,
+            "peak_bytes": 200.0 + number,
+            "prefill_seconds": 0.1,
+            "compress_seconds": 0.01 * number,
+        }
         rows.append(row | {"tokens_per_s": 30.0 + number, "device": "cpu"})
     return pd.DataFrame(rows, columns=list(COSTED))
 
@@ -207,3 +212,26 @@ class TestRefused:
             merge_answers([tmp_path / "half.parquet"], [], tmp_path / "merged.parquet")
         with pytest.raises(InvalidInput, match=r"half.parquet: not a whole parquet file"):
             read_answers(tmp_path / "half.parquet")
+
+
+def test_a_flipped_bit_is_found_wherever_it_lies(tmp_path):
+    """In a page its checksum finds it; in the footer the parse or the provenance does, or nothing was said by it."""
+    path = tmp_path / "answers.parquet"
+    (answers, costs) = written(tmp_path, [answered()], [costed()])
+    merge_answers(answers, costs, path)
+    whole, _ = read_answers(path)
+    content = path.read_bytes()
+    rng = np.random.default_rng(3)
+    refused = 0
+    for place in rng.choice(len(content), 150, replace=False):
+        broken = bytearray(content)
+        broken[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(broken)
+        try:
+            frame, _ = read_answers(path)
+        except InvalidInput as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+            refused += 1
+        else:
+            pd.testing.assert_frame_equal(frame, whole)
+    assert refused > 50

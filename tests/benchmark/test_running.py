@@ -556,17 +556,6 @@ class TestFailures:
         wanted = running._ask_group(reading, [Kept(cell, sound)], sample.questions, task, decode, chooser)[0][0]
         assert outcomes[0][0] == outcomes[2][0] == wanted
 
-    def test_a_question_that_the_model_cannot_read(self, folders, tmp_path):
-        """Fails in every cell of its context, and in no other."""
-        folder = folders["llama"]
-        task = task_of(folder)
-        strange = dataclasses.replace(task.samples[0].questions[0], ids=[5, 10**6, 7])
-        samples = [dataclasses.replace(task.samples[0], questions=[strange]), task.samples[1]]
-        task = dataclasses.replace(task, samples=samples)
-        frame, _ = run(folder, task, tmp_path / "answers.parquet", settings_of(*OWN))
-        assert list(frame["status"]) == ["failed"] * 3 + ["ok"] * 3
-        assert all(message.startswith("IndexError: ") for message in frame["message"][:3])
-
     def test_a_cache_beyond_its_budget_stops_the_run(self, folders):
         """Not an outcome: it is what this code promises."""
         folder = folders["llama"]
@@ -601,11 +590,25 @@ class TestRefused:
         folder, output = folders["llama"], tmp_path / "a.parquet"
         task = task_of(folder, measure)
         fits = dataclasses.replace(task.samples[1], ids=drawn(2048 - 4 - more, 1))
-        running._check_window(dataclasses.replace(task, samples=[fits]), "task.json", {"max_position_embeddings": 2048})
+        running.check_task(dataclasses.replace(task, samples=[fits]), "task.json", folder)
         over = dataclasses.replace(fits, ids=[*fits.ids, 5])
         line = r"^.*a.json: sample 3 needs 2,049 positions, the model's window holds 2,048; lower the task's length$"
         task = dataclasses.replace(task, samples=[task.samples[0], over])
         self.refused(folder, task, output, settings_of("contour"), line)
+
+    def test_a_task_of_another_model(self, folders, tmp_path):
+        folder = folders["llama"]
+        task = dataclasses.replace(task_of(folder), provenance={"model": "another"})
+        line = rf"a.json: is in the tokens of another, the model is {folder.name}; delete it and run the rule"
+        self.refused(folder, task, tmp_path / "a.parquet", settings_of("contour"), line)
+
+    def test_a_token_that_the_model_does_not_have(self, folders, tmp_path):
+        task = task_of(folders["llama"])
+        strange = dataclasses.replace(task.samples[0].questions[0], ids=[5, 10**6, 7])
+        samples = [dataclasses.replace(task.samples[0], questions=[strange]), task.samples[1]]
+        task = dataclasses.replace(task, samples=samples)
+        line = r"a.json: sample \d+ holds token 1000000, the model has \d+; delete it"
+        self.refused(folders["llama"], task, tmp_path / "a.parquet", settings_of("contour"), line)
 
     def test_a_gold_answer_beyond_the_window(self, folders, tmp_path):
         folder = folders["llama"]

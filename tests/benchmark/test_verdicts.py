@@ -112,13 +112,15 @@ def test_a_count_is_inside_where_the_paper_s_own_count_could_have_come_from(craf
         row = one(table, words, where="ContourKV (KVzip)")
         low, high = binomtest(count, COUNTED).proportion_ci()
         assert row["value"] == pytest.approx(100 * share)
-        assert row["verdict"] == (INSIDE if low <= share <= high else OUTSIDE)
+        covered = row["value_low"] <= 100 * low and 100 * high <= row["value_high"]
+        beyond = UNMEASURABLE if covered else OUTSIDE
+        assert row["verdict"] == (INSIDE if low <= share <= high else beyond)
 
 
 def test_too_few_samples_for_any_win_are_not_measurable():
     _, tables = judged(small(samples=5))
     row = one(tables["verdicts"], "wins", where="ContourKV (KVzip)")
-    assert row["verdict"] == UNMEASURABLE and row["note"] == "no test over 5 samples can reach p <= 0.05"
+    assert row["verdict"] == UNMEASURABLE and row["note"] == "undecidable: no test over 5 samples can reach p <= 0.05"
     _, tables = judged(small(samples=6))
     assert one(tables["verdicts"], "wins", where="ContourKV (KVzip)")["verdict"] != UNMEASURABLE
 

@@ -120,6 +120,10 @@ def test_a_new_pin_plans_what_imports_the_package(finished):
             "error: benchmark.tasks[a].seed: missing",
         ),
         ({"benchmark": {"costs": {"lengths": [77]}}}, "error: config key benchmark.costs.lengths[0]: no task has"),
+        (
+            {"benchmark": {"query_aware": ["quest"]}},
+            "error: config key benchmark.query_aware[0]: quest chooses no kept set",
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

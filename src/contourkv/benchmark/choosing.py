@@ -107,6 +107,8 @@ class Chooser:
     def _keep(
         self, method: Method, storage: str, budget: float
     ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, set[tuple]]:
+        if method.keeps in ("all", "pages"):
+            raise InvalidInput(f"{method.name}: it keeps everything, there is nothing to choose")
         if method.keeps == "ragged":
             keep, used = self._contour(method, budget)
             return keep, None, used

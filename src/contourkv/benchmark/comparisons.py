@@ -42,6 +42,7 @@ OF_TASK = ["generator", "arm", "length", "measure", "rule", "floor"]
 """Columns that are the same in every row of a model's task."""
 
 WIN, LOSS, TIE, UNCOUNTED = "win", "loss", "tie", "not counted"
+UNDECIDABLE = "undecidable"
 STORAGES = {name: number for number, name in enumerate(VALUES["storage"])}
 ORDER = {name: number for number, name in enumerate(METHODS)}
 
@@ -478,8 +479,8 @@ COMPARED = [
 COUNTS = [
     *("model", "method", "peer", "peer_storage", "listed", "counted", "wins", "losses", "ties"),
     *("holm_wins", "holm_losses", "holm_ties", "higher", "lower", "equal"),
-    *("accuracy_counted", "accuracy_wins", "accuracy_losses", "uninformative", "failed", "held_share"),
-    *("peer_held_share", "note"),
+    *("accuracy_counted", "accuracy_wins", "accuracy_losses", "uninformative", "undecidable", "failed"),
+    *("held_share", "peer_held_share", "note"),
 ]
 
 
@@ -489,9 +490,10 @@ def compare(answers: Answers) -> pd.DataFrame:
     Each method that keeps ragged rows meets each that does not (the full cache with all its bytes included), in each
     storage that the peer was run in: as published, enforced (at most the nominal bytes), and in a rectangle.
 
-    Holm's family is one block of the table: one ContourKV method against all peers in one storage, over all models,
-    tasks and budgets that count. A task whose full-cache accuracy is below `INFORMATIVE`, a failed cell and a pair
-    without a common question are listed, with the reason in `note`, and never counted.
+    Holm's family is one block of the table: one ContourKV method against one peer in one storage, over all models,
+    tasks and budgets that count. A task whose full-cache accuracy is below `INFORMATIVE`, a failed cell, a pair without
+    a common question and one of too few samples for any test to reach the level are listed, with the reason in `note`,
+    and never counted.
 
     Returns
     -------
@@ -507,7 +509,7 @@ def compare(answers: Answers) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=COMPARED)
     table["p_holm"], table["result_holm"] = np.nan, UNCOUNTED
     counted = table["result"] != UNCOUNTED
-    for _, block in table[counted].groupby(["method", "peer_storage"], sort=False):
+    for _, block in table[counted].groupby(["method", "peer", "peer_storage"], sort=False):
         adjusted = holm(block["p"])
         table.loc[block.index, "p_holm"] = adjusted
         table.loc[block.index, "result_holm"] = [
@@ -566,7 +568,9 @@ def _compared(answers: Answers, mine: Cell, theirs: Cell) -> dict:
     row |= {"samples": pair.samples, "questions": pair.questions, "score": first.mean(), "peer_score": second.mean()}
     row |= dict(zip(RANGED_DIFFERENCE, (estimate.value, estimate.low, estimate.high), strict=True))
     row |= {"p": p, "test": test, "result": UNCOUNTED, "by_mean": UNCOUNTED}
-    if good:
+    if good and not decidable(pair.samples, answers.settings.level):
+        notes.append(f"{UNDECIDABLE}: no test over {pair.samples} samples can reach p <= {answers.settings.level:g}")
+    elif good:
         row["result"] = outcome(p, estimate.value, answers.settings.level)
         row["by_mean"] = _by_mean(estimate.value)
     return row | {"note": "; ".join(note for note in (*notes, pair.note, estimate.note) if note)}
@@ -591,8 +595,9 @@ def count(table: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         Columns `COUNTS`: `listed` comparisons, of which `counted`; these as win, loss and tie at the raw p, after
         Holm, and by the sign of the mean difference; the raw ones among accuracy tasks alone; how many are not counted
-        as `uninformative` or `failed` (a failed cell, or no common question). `held_share` and `peer_held_share` are
-        means of held over full bytes, of the counted ones. All models first, KVzip first.
+        as `uninformative`, `undecidable` (too few samples) or `failed` (a failed cell, or no common question).
+        `held_share` and `peer_held_share` are means of held over full bytes, of the counted ones. All models first,
+        KVzip first.
     """
     rows = []
     models = list(dict.fromkeys(table["model"]))
@@ -614,7 +619,9 @@ def count(table: pd.DataFrame) -> pd.DataFrame:
             row["accuracy_wins"] = int((accuracy["result"] == WIN).sum())
             row["accuracy_losses"] = int((accuracy["result"] == LOSS).sum())
             row["uninformative"] = int(unlike.sum())
-            row["failed"] = int((~unlike & (block["result"] == UNCOUNTED)).sum())
+            few = block["note"].str.startswith(UNDECIDABLE)
+            row["undecidable"] = int(few.sum())
+            row["failed"] = int((~unlike & ~few & (block["result"] == UNCOUNTED)).sum())
             row["held_share"] = float((counted["held_bytes"] / counted["full_bytes"]).mean())
             row["peer_held_share"] = float((counted["peer_held_bytes"] / counted["full_bytes"]).mean())
             row["note"] = "" if len(counted) else "none counted"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..errors import InvalidInput
 from .hub import check_hub_settings, read_hub_task
-from .methods import methods_named
+from .methods import METHODS, methods_named
 from .samples import write_task
 from .tasks import check_settings, make_task, wheels_of
 
@@ -31,6 +31,11 @@ def check_benchmark(config: Mapping) -> None:
     for index, name in enumerate(section["query_aware"]):
         if name not in section["methods"]:
             raise InvalidInput(f"config key benchmark.query_aware[{index}]: {name} is not among benchmark.methods")
+        if METHODS[name].keeps in ("all", "pages"):
+            raise InvalidInput(
+                f"config key benchmark.query_aware[{index}]: {name} chooses no kept set, so when the question is read "
+                "makes no difference; leave it out"
+            )
     names: set[str] = set()
     for settings in section["tasks"]:
         name = settings["name"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from .methods import ENFORCED, RECTANGULAR, Method, methods_named
 from .quest import QuestCache
 from .reading import Reading
 from .records import COSTED, write_costs
-from .running import Cell, cells, said
+from .running import Cell, cells, check_task, said
 from .samples import read_task
 from .storing import tokens_read
 
@@ -63,6 +64,7 @@ def run_costs(
     """
     folder, task = Path(model_folder), read_task(task_path)
     name = model_name or folder.name
+    check_task(task, task_path, folder)
     model = load_model(folder, device)
     sample = task.samples[0]
     ids = torch.tensor([sample.ids], device=model.device)
@@ -84,7 +86,8 @@ def run_costs(
             "cost_message": "",
             "device": str(model.device),
             **dict.fromkeys(
-                ("left_bytes", "peak_bytes", "prefill_seconds", "compress_seconds", "tokens_per_s"), math.nan
+                ("probed_bytes", "left_bytes", "peak_bytes", "prefill_seconds", "compress_seconds", "tokens_per_s"),
+                math.nan,
             ),
         }
         try:
@@ -92,6 +95,7 @@ def run_costs(
                 row |= probe.measure(cell)
         except Exception as error:  # its own outcome; the other methods go on
             row |= {"cost_status": "failed", "cost_message": said(error)}
+            print(f"failed: {cell.method.name}, {cell.storage}: {row['cost_message']}", file=sys.stderr)
         rows.append(row)
     made_with = record({"settings": settings["costs"], "budgets": settings["budgets"], "task": task.provenance})
     meta = {**made_with, "model": {"name": name, "revision": read_source(folder).get("revision")}}
@@ -137,6 +141,7 @@ class Probe:
                 spent = self._now() - started - sampled["seconds"]
             left = held_bytes(cache, self.model).total
             return {
+                "probed_bytes": float(self.full_bytes),
                 "left_bytes": float(left),
                 "peak_bytes": float(max(sampled["peak"], left)),
                 "prefill_seconds": prefill,

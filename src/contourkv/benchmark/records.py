@@ -55,6 +55,7 @@ COSTED = {
     "budget": "float64",
     "cost_status": "category",
     "cost_message": "category",
+    "probed_bytes": "float64",
     "left_bytes": "float64",
     "peak_bytes": "float64",
     "prefill_seconds": "float64",

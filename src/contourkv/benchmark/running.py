@@ -130,7 +130,7 @@ def run_task(
     later = [m for m in methods_named(settings["query_aware"], "benchmark.query_aware") if m is not FULL]
     sees_question = task.measure == "accuracy" and all(len(sample.questions) == 1 for sample in task.samples)
     wanted = cells(methods, settings["budgets"], later if sees_question else ())
-    _check_window(task, task_path, read_config(folder))
+    check_task(task, task_path, folder)
     made_with = record(
         {
             "task": file_sha256(task_path),
@@ -142,8 +142,8 @@ def run_task(
     )
     parts = _Parts(output, made_with)
     missing = [sample for sample in task.samples if not parts.has(sample.index)]
-    progress = Progress(len(task.samples), f"benchmark {name} on {task.name}", "contexts")
-    progress.advance(len(task.samples) - len(missing))
+    finished = len(task.samples) - len(missing)
+    progress = Progress(len(task.samples), f"benchmark {name} on {task.name}", "contexts", before=finished)
     if missing:
         model = load_model(folder, device)
         decode = load_encoder(folder).decode
@@ -372,10 +372,22 @@ def _weigh(storage: Storage, group: list[Kept], chooser: Chooser) -> None:
             )
 
 
-def _check_window(task: Task, path: str | os.PathLike, config: Mapping) -> None:
+def check_task(task: Task, path: str | os.PathLike, folder: Path) -> None:
+    """Raise `InvalidInput` unless the task in the file `path` was made for the model in `folder`, and fits it."""
+    again = "delete it and run the rule that makes it again"
+    made_for = task.provenance.get("model", folder.name)
+    if made_for != folder.name:
+        raise InvalidInput(f"{path}: is in the tokens of {made_for}, the model is {folder.name}; {again}")
+    config = read_config(folder)
     window = config.get("max_position_embeddings") or math.inf
+    known = config.get("vocab_size") or math.inf
     for sample in task.samples:
         for question in sample.questions:
+            largest = max([*sample.ids, *question.ids, *question.gold])
+            if largest >= known:
+                raise InvalidInput(
+                    f"{path}: sample {sample.index} holds token {largest}, the model has {known}; {again}"
+                )
             needed = len(sample.ids) + len(question.ids) + max(task.answer_tokens, len(question.gold))
             if needed > window:
                 raise InvalidInput(

@@ -302,8 +302,8 @@ def _pooled_first(rows: Rows) -> Rows:
 MEMORY = [
     *("model", "length", "method", "storage", "visibility", "budget", "contexts", "full_bytes", "nominal_bytes"),
     *("held_bytes", "payload_bytes", "metadata_bytes", "slack_bytes", "held_over_nominal", "largest_over_nominal"),
-    *("held_share", "read_bytes", "left_bytes", "peak_bytes", "peak_share", "prefill_seconds", "compress_seconds"),
-    *("score_seconds", "tokens_per_s", "device", "note"),
+    *("held_share", "read_bytes", "probed_bytes", "left_bytes", "peak_bytes", "peak_share", "prefill_seconds"),
+    *("compress_seconds", "score_seconds", "tokens_per_s", "device", "note"),
 ]
 
 
@@ -329,7 +329,7 @@ def _memory(answers: Answers, _: Mapping) -> Rows:
         shares = [cell.columns["held_bytes"] / np.maximum(cell.columns["nominal_bytes"], 1) for cell in whole]
         row["largest_over_nominal"] = max((float(share.max()) for share in shares), default=np.nan)
         row["held_share"] = _ratio(row["held_bytes"], row["full_bytes"])
-        row["peak_share"] = _ratio(row["peak_bytes"], row["full_bytes"])
+        row["peak_share"] = _ratio(row["peak_bytes"], row["probed_bytes"])
         row["device"] = ", ".join(sorted({d for cell in whole for d in cell.columns["device"]} - {""})) or "–"
         row.notes += sorted({cell.failure for cell in groups[key]} - {""})
         if whole and np.isnan(row["peak_bytes"]):
@@ -533,7 +533,7 @@ BUILDERS: dict[str, tuple[Callable[[Answers, Mapping], Rows | pd.DataFrame], Seq
         "difference = score - peer_score (accuracy 0 to 1, or nats per gold token) over n = samples; p of McNemar's "
         "exact test or of a sign-flip permutation over samples (all flips up to {flips:,}, else {flips:,} drawn); "
         "win, loss or tie of ContourKV at p <= {level}, raw and after Holm over all counted comparisons of one "
-        "ContourKV method with peers in one storage; held bytes of both.",
+        "ContourKV method against one peer in one storage; held bytes of both.",
         "no comparison: no ContourKV method and peer answered the same task without the question in view",
     ),
     "comparison_counts": (
@@ -541,8 +541,8 @@ BUILDERS: dict[str, tuple[Callable[[Answers, Mapping], Rows | pd.DataFrame], Seq
         COUNTS,
         "Comparisons counted, and how many ContourKV wins, loses and ties at p <= {level}, raw, after Holm (holm_) and "
         "by the sign of the mean difference alone (higher, lower, equal); the raw ones of accuracy tasks beside "
-        "(accuracy_); those listed but not counted as uninformative or failed; mean share of the full cache's bytes "
-        "that each side holds.",
+        "(accuracy_); those listed but not counted as uninformative, undecidable (too few samples) or failed; mean "
+        "share of the full cache's bytes that each side holds.",
         "no comparison to count",
     ),
     "enforcing": (
@@ -568,8 +568,10 @@ BUILDERS: dict[str, tuple[Callable[[Answers, Mapping], Rows | pd.DataFrame], Seq
         "Memory of a context of about `length` tokens, bytes, means over n = contexts: the full cache, the budget "
         "(nominal), and what is really held = payload + metadata + slack; held_over_nominal is their ratio, "
         "largest_over_nominal the largest of any question. From one pass of the method alone, where probed: left and "
-        "peak bytes while the context is read and compressed (share of the full cache), seconds for the dense read "
-        "and for compressing beyond it, decoded tokens a second. score_seconds: scoring and choosing in this run.",
+        "peak bytes while the context is read and compressed (share of that context's full cache, probed_bytes), "
+        "seconds for the dense read right before and for compressing beyond it, decoded tokens a second. One pass "
+        "each, beside whatever else the machine did: compare within a run; a negative time to compress is noise. "
+        "score_seconds: scoring and choosing in this run.",
         "no cell was run",
     ),
     "decomposition": (

@@ -12,7 +12,7 @@ from ..statistics.bootstrap import Estimate, Scope
 from ..statistics.summary import INSIDE, OUTSIDE, lines_table, overlap_text
 from ..statistics.tables import ALL_MODELS, interval, number
 from .claims import COUNTED, ENFORCING, LEAST_LOST, LOST, MOST_LOST, SEEING, SEEN, WON
-from .comparisons import EQUAL, UNCOUNTED, Answers, decidable, shared
+from .comparisons import EQUAL, UNCOUNTED, UNDECIDABLE, Answers, shared
 from .methods import AGNOSTIC, ENFORCED, METHODS, PUBLISHED
 
 UNMEASURABLE = "not measurable with these models"
@@ -164,12 +164,9 @@ def _counts(answers: Answers, tables: Mapping[str, pd.DataFrame]) -> Lines:
             line = _line(claim, ALL_MODELS, method, paper, unit="% of comparisons")
             if rows.empty:
                 failed = next((note for note in mine["note"] if "failed" in note), "")
-                why = _why_none(answers) or failed or ("none counted" if len(mine) else "not run")
+                few = next((note for note in mine["note"] if note.startswith(UNDECIDABLE)), "")
+                why = _why_none(answers) or few or failed or ("none counted" if len(mine) else "not run")
                 lines.append(line | {"note": why})
-                continue
-            if not any(decidable(samples, answers.settings.level) for samples in rows["samples"]):
-                most, level = int(rows["samples"].max()), answers.settings.level
-                lines.append(line | {"n": len(rows), "note": f"no test over {most} samples can reach p <= {level:g}"})
                 continue
             # Comparisons of one task share its questions: the task is what is drawn anew.
             frame = pd.DataFrame({"arm": rows["model"], "input": rows["task"]})
@@ -184,7 +181,10 @@ def _counts(answers: Answers, tables: Mapping[str, pd.DataFrame]) -> Lines:
                 f"{100 * band.low:.1f} to {100 * band.high:.1f}%, the 95% binomial interval of the paper's count; "
                 "interval over tasks"
             )
-            lines.append(line | {"n": len(rows)} | _found(percent, band.low <= share.value <= band.high, note))
+            found = line | {"n": len(rows)} | _found(percent, band.low <= share.value <= band.high, note)
+            if found["verdict"] == OUTSIDE and share.low <= band.low and band.high <= share.high:
+                found |= {"verdict": line["verdict"], "note": f"{note}; the interval holds all of the paper's"}
+            lines.append(found)
     return lines
 
 

@@ -140,7 +140,9 @@ def write_columns(path: str | os.PathLike, frame: pd.DataFrame, known: dict[str,
     text = json.dumps(metadata, sort_keys=True, ensure_ascii=False)
     schema = pa.schema(fields, metadata={METADATA_KEY: text.encode()})
     with atomic_path(path) as temporary:
-        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), temporary, compression="zstd")
+        pq.write_table(
+            pa.Table.from_arrays(arrays, schema=schema), temporary, compression="zstd", write_page_checksum=True
+        )
 
 
 def read_instances(path: str | os.PathLike) -> tuple[pd.DataFrame, dict]:
@@ -162,16 +164,18 @@ def read_instances(path: str | os.PathLike) -> tuple[pd.DataFrame, dict]:
 
 def read_columns(path: str | os.PathLike, wanted: dict[str, str]) -> tuple[pd.DataFrame, dict]:
     """Read a parquet file of ours that must have the columns `wanted` (name -> dtype); see `read_instances`."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     again = "delete it and run the rule that makes it again"
     if not Path(path).is_file():
         raise InvalidInput(f"{path}: no such file; run the rule that makes it")
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise InvalidInput(f"{path}: not a whole parquet file ({str(error).splitlines()[0]}); {again}") from error
+        table = pq.read_table(path, page_checksum_verification=True)
+        table.validate(full=True)
+        frame = table.to_pandas(ignore_metadata=True)
+    except Exception as error:  # a flipped bit makes pyarrow raise all kinds
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise InvalidInput(f"{path}: not a whole parquet file ({said}); {again}") from error
     missing = [name for name in wanted if name not in table.column_names]
     if missing:
         raise InvalidInput(f"{path}: columns missing: {', '.join(missing)}; made by another version? {again}")
@@ -179,7 +183,6 @@ def read_columns(path: str | os.PathLike, wanted: dict[str, str]) -> tuple[pd.Da
         metadata = json.loads((table.schema.metadata or {})[METADATA_KEY])
     except (KeyError, ValueError) as error:
         raise InvalidInput(f"{path}: no provenance under the schema key 'contourkv'; {again}") from error
-    frame = table.to_pandas(ignore_metadata=True)
     for name, kind in wanted.items():
         try:
             if kind != "category" and str(frame[name].dtype) != kind:

@@ -85,7 +85,7 @@ def check_settings(settings: Mapping, text_sources: Mapping) -> dict:
     if not isinstance(name, str) or not name:
         raise InvalidInput(f"benchmark.tasks: every entry needs a name, got {name!r}")
     if task not in SETTINGS:
-        raise refused(name, "task", f"expected one of {', '.join(SETTINGS)}, got {task!r}")
+        raise refused(name, "task", f"expected one of {', '.join(SETTINGS)}, or hub, got {task!r}")
     takes = SETTINGS[task]
     for key in settings:
         if key not in ALWAYS and key not in takes:
