@@ -97,7 +97,7 @@ class Chooser:
     def enforced_ratio(self, method: Method, budget: float) -> float:
         """Fraction that kvpress removes so that what is left of a layer without window is within the nominal bytes."""
         available = [self.reading.tokens - layer.first for layer in self.reading.layers]
-        counts = self._counts(budget, available)
+        counts = self._counts(budget, available)  # which refuses a budget that pays for nothing
         if method.scores == "kvzip":
             return self._global_ratio(budget, available)
         return _ratio_for(max(counts), self.reading.tokens)

@@ -36,7 +36,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ..errors import InvalidInput
 from ..operator import whole_number
 from ..ragged.cache import layer_windows
-from ..ragged.layer import DTYPES
+from ..ragged.layer import DTYPES, refuse_other_model
 from ..ragged.registry import RaggedKey, attach
 
 PAGE = 16
@@ -473,12 +473,8 @@ class QuestLayer(CacheLayerMixin):
         if module.training:
             raise InvalidInput("QuestCache: the model is in training mode; call model.eval() first")
         config = getattr(module, "config", None)
-        layers = getattr(config, "num_hidden_layers", self.layers)
-        if config is not None and (config.model_type, layers) != (self.model_type, self.layers):
-            raise InvalidInput(
-                f"QuestCache: it was made for a {self.model_type} of {self.layers} layers, the model is a "
-                f"{config.model_type} of {layers}; make one from this model's config"
-            )
+        if config is not None:
+            refuse_other_model("QuestCache", self.model_type, self.layers, config)
         _refuse_padding(mask, query.shape[2])
         if self.context is None:
             return own(module, query, key, value, mask, *args, **kwargs)

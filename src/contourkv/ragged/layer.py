@@ -352,7 +352,7 @@ class RaggedLayer(CacheLayerMixin):
             raise InvalidInput("RaggedCache: the model is in training mode; call model.eval() first")
         config = getattr(module, "config", None)
         if self.model_type is not None and config is not None:
-            self._check_model(config)
+            refuse_other_model("RaggedCache", self.model_type, self.layers, config)
         tokens = key.shape[2]
         visible = _visible(mask, tokens)
         if self._first_block:
@@ -399,14 +399,6 @@ class RaggedLayer(CacheLayerMixin):
             self.tail_first,
             **how,
         )
-
-    def _check_model(self, config: object) -> None:
-        layers = getattr(config, "num_hidden_layers", self.layers)
-        if config.model_type != self.model_type or layers != self.layers:
-            raise InvalidInput(
-                f"RaggedCache: it was made for a {self.model_type} of {self.layers} layers, the model is a "
-                f"{config.model_type} of {layers}; make one from this model's config"
-            )
 
     def _settle(self, visible: torch.Tensor | None) -> None:
         """After the first block: drop padding, and what a sliding layer's next token cannot see."""
@@ -615,6 +607,16 @@ class RaggedLayer(CacheLayerMixin):
             if tensor is not None:
                 per_slot = tensor.numel() // tensor.shape[2 if kind == "payload" else 1] * tensor.element_size()
                 yield kind, tensor, per_slot * self.tail_length
+
+
+def refuse_other_model(cache: str, model_type: str, layers: int, config: object) -> None:
+    """Raise InvalidInput unless the model of `config` is of the architecture and layers that a cache was made for."""
+    found = getattr(config, "num_hidden_layers", layers)
+    if (config.model_type, found) != (model_type, layers):
+        raise InvalidInput(
+            f"{cache}: it was made for a {model_type} of {layers} layers, the model is a {config.model_type} of "
+            f"{found}; make one from this model's config"
+        )
 
 
 def cropped_length(count: int, length: int) -> int:
