@@ -74,6 +74,7 @@ class Chooser:
     full_bytes: int
     seed: int
     _scored: dict[tuple, tuple[list[torch.Tensor], float]] = field(default_factory=dict)
+    _refused: dict[tuple, str] = field(default_factory=dict)
     _parts: dict[str, dict[int, tuple[torch.Tensor, float]]] = field(default_factory=dict)
 
     def choose(self, method: Method, storage: str, budget: float) -> Chosen:
@@ -206,9 +207,15 @@ class Chooser:
     def _scores(self, name: str, ratio: float | None = None) -> tuple[list[torch.Tensor], set[tuple]]:
         """Scores (1, H, N) of each layer as kvpress computes them."""
         key = (name, ratio) if name == "compactor" else (name,)  # it blends by the fraction removed
+        if key in self._refused:
+            raise InvalidInput(self._refused[key])
         if key not in self._scored:
             started, known = time.perf_counter(), self._seconds_of_parts()
-            scores = self._replayed() if name == "kvzip" else self._layerwise(name, ratio)
+            try:
+                scores = self._replayed() if name == "kvzip" else self._layerwise(name, ratio)
+            except InvalidInput as error:
+                self._refused[key] = str(error)
+                raise
             parts = self._seconds_of_parts()
             self._scored[key] = scores, time.perf_counter() - started - (parts - known)
             self._scored[("parts",)] = [], parts

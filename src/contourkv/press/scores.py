@@ -15,7 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -519,18 +519,22 @@ def explained(what: str) -> Iterator[None]:
         raise InvalidInput(f"{what}: kvpress refuses: {first_line(error)}") from error
 
 
+@lru_cache(maxsize=8)  # a vocabulary of 262,144 takes 4 s to load
+def _instruction_tokens(folder: str) -> int:
+    from transformers import AutoTokenizer
+
+    return len(AutoTokenizer.from_pretrained(folder).encode(_INSTRUCTION, add_special_tokens=False))
+
+
 def refuse_without_tokenizer(model: Any, name: str) -> None:
     """Raise InvalidInput unless there is a tokenizer where kvpress will look for one to write its instruction with.
 
     transformers makes an empty tokenizer of a folder that has none, without a word, and kvpress would replay without
     its instruction.
     """
-    from transformers import AutoTokenizer
-
     folder = getattr(model.config, "name_or_path", "")
     try:
-        found = AutoTokenizer.from_pretrained(folder).encode(_INSTRUCTION, add_special_tokens=False)
-        reason = "" if len(found) > 1 else "there is none"
+        reason = "" if _instruction_tokens(folder) > 1 else "there is none"
     except Exception as error:  # transformers and the hub's client raise all kinds
         reason = first_line(error)
     if reason:
