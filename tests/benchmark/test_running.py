@@ -297,24 +297,19 @@ class TestAccuracy:
 
 class TestGroups:
     @needs_kvpress
-    def test_every_cell_is_in_one_batch_of_its_storage_and_size(self, folders, monkeypatch):
+    def test_every_cell_is_in_one_batch_of_its_storage(self, folders, monkeypatch):
         task = task_of(folders["llama"])
         reading = Reading.of(loaded(folders["llama"]), torch.tensor([task.samples[0].ids]))
         chooser = Chooser(reading, held_bytes(reading.full_cache()).payload, 1)
         kept = [running._chosen(chooser, cell) for cell in cells(list(METHODS.values()), [0.25, 0.5])]
         kept.append(Kept(Cell(METHODS["knorm"], PUBLISHED, AGNOSTIC, 0.9), message="it failed"))
 
-        def sizes(group: list[Kept]) -> set[tuple]:
-            orders = [each.chosen.order for each in group if each.cell.kind is RectangularStorage]
-            return {tuple(at.shape[-1] for at in order) for order in orders}
-
         groups = list(running._groups(reading, kept, task))
         assert sorted(id(each) for group in groups for each in group) == sorted(map(id, kept))
         assert [kept[-1]] in groups
-        # the full cache, Quest, masks, ragged caches, rectangles of two sizes, and what failed
-        assert len(groups) == 7
-        for group in groups[1:]:
-            assert len({each.cell.kind for each in group}) == 1 and len(sizes(group)) <= 1
+        # the full cache, Quest, masks, ragged caches, rectangles, and what failed
+        assert len(groups) == 6
+        assert all(len({each.cell.kind for each in group}) == 1 for group in groups)
         monkeypatch.setattr(running, "BATCH_BYTES", 2 * LAYERS * HEADS * TOKENS[0] * ENTRY)
         smaller = list(running._groups(reading, kept, task))
         assert sorted(id(each) for group in smaller for each in group) == sorted(map(id, kept))

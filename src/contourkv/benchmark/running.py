@@ -277,14 +277,13 @@ def _chosen(chooser: Chooser, cell: Cell) -> Kept:
 
 
 def _groups(reading: Reading, kept: Sequence[Kept], task: Task) -> Iterator[list[Kept]]:
-    """Cells that are asked as one batch: of one storage, rectangles of one size, within the bounds of memory."""
-    batches: dict[tuple, list[Kept]] = {}
+    """Cells that are asked as one batch: of one storage, within the bounds of memory."""
+    batches: dict[type[Storage], list[Kept]] = {}
     for each in kept:
         if each.message:
             yield [each]
             continue
-        shape = tuple(at.shape[-1] for at in each.chosen.order) if each.cell.kind is RectangularStorage else ()
-        batches.setdefault((each.cell.kind.__name__, shape), []).append(each)
+        batches.setdefault(each.cell.kind, []).append(each)
     per_token = sum(
         layer.keys.element_size() * layer.keys.shape[1] * (layer.keys.shape[-1] + layer.values.shape[-1])
         for layer in reading.layers

@@ -21,6 +21,7 @@ from ..ragged.cache import RaggedCache
 from .choosing import Chosen
 from .quest import QuestCache
 from .reading import Reading
+from .rectangles import RectangleCache
 
 
 class Storage:
@@ -87,20 +88,24 @@ class RectangularStorage(Storage):
     """What kvpress leaves of the same count in every head of a layer: smaller rectangles, in its order of keys."""
 
     def _fill(self, chosen: Sequence[Chosen]) -> Cache:
-        cache = DynamicCache()
+        layers = []
         for index, layer in enumerate(self.reading.layers):
-            at = torch.stack([each.order[index] for each in chosen])  # (K, H, n)
-            heads = torch.arange(at.shape[1], device=at.device)[:, None]
-            cache.update(layer.keys[0][heads, at], layer.values[0][heads, at], index)
-        self.lengths = [layer.keys.shape[2] for layer in cache.layers]
-        return cache
+            heads = torch.arange(layer.keys.shape[1], device=layer.keys.device)[:, None]
+            kept = [(heads, each.order[index]) for each in chosen]  # (H, 1), (H, n)
+            layers.append([(layer.keys[0][at], layer.values[0][at]) for at in kept])
+        return RectangleCache(self.reading.model.config, layers)
+
+    def entries(self) -> list[int]:
+        return self.cache.entries()
+
+    def _shares(self, total: Held) -> list[Held]:
+        return [Held(payload) for payload in self.cache.payloads()]
 
     def forget(self) -> None:
-        for layer, length in zip(self.cache.layers, self.lengths, strict=True):
-            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
+        self.cache.forget()
 
 
-class MaskedStorage(RectangularStorage):
+class MaskedStorage(Storage):
     """What kvpress leaves of a head-wise selection: the full cache, and index tensors of what is dropped."""
 
     def _fill(self, chosen: Sequence[Chosen]) -> Cache:
@@ -112,7 +117,6 @@ class MaskedStorage(RectangularStorage):
             keep = torch.stack([each.keep[index] for each in chosen])
             self.masks.append((~keep).nonzero(as_tuple=True))
         self.dropped = [sum(int((~keep).sum()) for keep in each.keep) for each in chosen]
-        self.lengths = [self.reading.tokens] * len(cache.layers)
         return cache
 
     def entries(self) -> list[int]:
@@ -129,6 +133,10 @@ class MaskedStorage(RectangularStorage):
     def _shares(self, total: Held) -> list[Held]:
         payload, slack = total.payload // self.count, total.slack // self.count
         return [Held(payload, slack, 3 * 8 * dropped) for dropped in self.dropped]
+
+    def forget(self) -> None:
+        for layer in self.cache.layers:
+            layer.keys, layer.values = (part[:, :, : self.reading.tokens] for part in (layer.keys, layer.values))
 
 
 class RaggedStorage(Storage):
