@@ -27,7 +27,7 @@ from ..models.loading import load_model, read_source
 from ..press.contour import ContourKVPress
 from ..press.enforced import enforce
 from ..press.quiet import quiet_kvpress
-from ..press.scores import attention_modules, kvpress, untouched
+from ..press.scores import attention_modules, hang_rotary, kvpress, untouched
 from ..progress import Progress
 from ..provenance import record
 from ..ragged.cache import CACHE_ARGUMENTS, RaggedCache
@@ -135,6 +135,7 @@ class Probe:
                     self._read(cache)
                 else:
                     with torch.no_grad(), press(self.model):
+                        hang_rotary(self.model)  # kvpress's own does not know Gemma 3's two
                         self._read(cache)
                 if isinstance(cache, QuestCache):
                     cache.seal(tokens_read(cell.budget, self.ids.shape[1]))

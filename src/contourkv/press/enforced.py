@@ -21,6 +21,7 @@ from .scores import (
     decoder_of,
     explained,
     first_line,
+    hang_rotary,
     is_a,
     is_press,
     kvpress,
@@ -133,6 +134,7 @@ class EnforcedPress:
             inside = self.press(model)
             with explained(self.name):
                 inside.__enter__()
+            hang_rotary(model)  # kvpress's own does not know Gemma 3's two
             try:
                 yield
             except BaseException as error:

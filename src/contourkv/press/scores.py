@@ -239,7 +239,7 @@ class PressScorer(LayerScorer):
             with explained(f"scores {self.name!r}"):
                 self.press.post_init_from_model(model)
             try:
-                _hang_rotary(model)
+                hang_rotary(model)
                 yield
             finally:
                 self.press.compression_ratio = former
@@ -632,11 +632,12 @@ def _of_sequence(kwargs: Mapping[str, Any], index: int, start: int, stop: int) -
     return cut
 
 
-def _hang_rotary(model: torch.nn.Module) -> None:
+def hang_rotary(model: torch.nn.Module) -> None:
     """Give each attention module the rotary embedding of its decoder, where kvpress looks for it."""
     rotary = getattr(decoder_of(model), "rotary_emb", None)
     for module in () if rotary is None else attention_modules(model):
         if "layer_type" in inspect.signature(rotary.forward).parameters:  # Gemma 3: one base for each kind of layer
+            module._modules.pop("rotary_emb", None)  # a press's; a function cannot take a module's place
             module.rotary_emb = partial(rotary, layer_type=module.config.layer_types[module.layer_idx])
         else:
             module.rotary_emb = rotary
