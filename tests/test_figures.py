@@ -215,7 +215,9 @@ def test_where_nothing_was_measured_the_figure_says_so(name, tmp_path):
 def test_every_method_has_a_look_of_its_own_and_families_share_a_colour():
     looks = figures._method_looks()
     assert set(looks) == {method.label for method in METHODS.values() if method.keeps != "all"}
-    assert len({str(marker) for _, marker in looks.values()}) == len(looks)
+    assert len({str(marker) for _, marker, _ in looks.values()}) == len(looks)
+    ragged = [looks[method.label] for method in METHODS.values() if method.keeps == "ragged"]
+    assert len({str(dashes) for _, _, dashes in ragged}) == len(ragged)
     for keeps in ("ragged", "heads"):
         assert len({looks[method.label][0] for method in METHODS.values() if method.keeps == keeps}) == 1
     assert looks["ContourKV"][0] != looks["KVzip"][0]
@@ -232,7 +234,7 @@ def test_bytes_and_scores_are_those_of_the_table(benchmark_tables):
         for (method, storage), mine in rows.groupby(["method", "storage"]):
             if method == "Full cache":
                 assert any(set(y) == {mine["score"].iloc[0]} and len(x) == 2 for x, y in lines)
-            elif storage == "enforced":
+            elif storage in ("enforced", "rectangular"):
                 assert (tuple(mine["held_share"]), tuple(mine["score"])) in lines
             elif storage == "published":
                 for share, score in zip(mine["held_share"], mine["score"], strict=True):

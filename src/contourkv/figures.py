@@ -375,9 +375,21 @@ METHOD_MARKERS = {
 """One a method, in the order of the legend; colours tell families apart."""
 
 
-def _method_looks() -> dict[str, tuple[str, object]]:
-    """Colour and marker of each method, by label, in the order of the legend."""
-    return {METHODS[name].label: (_family(METHODS[name]), marker) for name, marker in METHOD_MARKERS.items()}
+def _method_looks() -> dict[str, tuple[str, object, object]]:
+    """Colour, marker and dashes of each method, by label, in the order of the legend."""
+    return {
+        METHODS[name].label: (_family(METHODS[name]), marker, METHOD_DASHES.get(name, "-"))
+        for name, marker in METHOD_MARKERS.items()
+    }
+
+
+METHOD_DASHES = {
+    "contour_kvzip": "-",
+    "contour_compactor": (0, (5, 1.2)),
+    "contour_snapkv": (0, (2.2, 1)),
+    "contour": (0, (5, 1, 1, 1)),
+}
+"""Of ContourKV's, which share a colour; the others' lines are solid."""
 
 
 def _family(method: Method) -> str:
@@ -395,8 +407,9 @@ def draw_bytes_score(table: pd.DataFrame) -> Figure:
     Parameters
     ----------
     table : DataFrame
-        The benchmark's table `scores`. Filled markers, joined from budget to budget: enforced. Open markers, the
-        larger the larger the budget: as published. Dashed: the full cache; dotted: the accuracy of guessing.
+        The benchmark's table `scores`. Filled markers, joined from budget to budget: enforced, with the 95% interval of
+        ContourKV's; half-filled: a head-wise selection's scores in equal counts (rectangular). Open markers, the larger
+        the larger the budget: as published. Dashed: the full cache; dotted: the accuracy of guessing.
     """
     table = table[table["score"].notna()] if "score" in table else table.iloc[:0]
     full = table[table["method"] == METHODS["full"].label]
@@ -406,7 +419,7 @@ def draw_bytes_score(table: pd.DataFrame) -> Figure:
         return _words("no cell was answered")
     looks = {label: look for label, look in _method_looks().items() if label in set(cut["method"])}
     ours = {method.label for method in METHODS.values() if method.keeps == "ragged"}
-    columns = min(4, len(panels))
+    columns = min(4 if len(panels) <= 16 else 6, len(panels))
     lines = math.ceil(len(panels) / columns)
     shares = cut["held_share"].to_numpy(float)
     least, most = max(0.01, float(shares.min(initial=0.9))), float(shares.max(initial=1.0))
@@ -419,12 +432,21 @@ def draw_bytes_score(table: pd.DataFrame) -> Figure:
             rows = cut[(cut["model"] == model) & (cut["task"] == task)]
             whole = full[(full["model"] == model) & (full["task"] == task)]
             either = pd.concat([whole, rows]).iloc[0]
-            for label, (colour, marker) in looks.items():
+            for label, (colour, marker, dashes) in looks.items():
                 mine = rows[rows["method"] == label].sort_values("budget")
                 thick = label in ours
                 looked = {"color": colour, "marker": marker, "zorder": 4 if thick else 2.5}
                 kept = mine[mine["storage"] == ENFORCED]
-                axis.plot(kept["held_share"], kept["score"], lw=2.4 if thick else 0.8, ms=5 if thick else 4, **looked)
+                line = {"lw": 2.0, "ms": 5} if thick else {"lw": 0.8, "ms": 4}
+                axis.plot(kept["held_share"], kept["score"], ls=dashes, **line, **looked)
+                if thick:
+                    axis.vlines(
+                        kept["held_share"], kept["score_low"], kept["score_high"], colour, lw=0.7, alpha=0.6, zorder=2.2
+                    )
+                equal = mine[mine["storage"] == RECTANGULAR]
+                axis.plot(
+                    equal["held_share"], equal["score"], lw=0.8, ls=":", ms=5, fillstyle="left", mew=0.6, **looked
+                )
                 loose = mine[mine["storage"] == PUBLISHED]
                 for budget, share, score in zip(loose["budget"], loose["held_share"], loose["score"], strict=True):
                     axis.plot(share, score, ls="", ms=sizes[budget], mfc="none", mew=1, **looked)
@@ -442,18 +464,21 @@ def draw_bytes_score(table: pd.DataFrame) -> Figure:
                 axis.yaxis.set_major_formatter(FuncFormatter(_percent))
             if nats or place % columns == 0:
                 axis.set_ylabel("minus nats per gold token" if nats else "accuracy")
-            size = f"full {either['full_bytes'] / MIB:,.1f} MiB"
+            size = f"full {either['full_bytes'] / MIB:,.1f} MiB; {int(either['questions']):,} questions"
             unlike = ", uninformative" if either["informative"] == "no" else ""
             axis.set_title(f"{model}\n{task}{unlike}\n({size})", fontsize=8.5)
         for axis in axes.ravel()[len(panels) :]:
             axis.set_visible(False)
         figure.supxlabel("bytes held, share of the full cache (log)", fontsize=9)
         keys = [
-            Line2D([], [], color=colour, marker=marker, ms=5, lw=2.4 if label in ours else 0.8, label=label)
-            for label, (colour, marker) in looks.items()
+            Line2D([], [], color=colour, marker=marker, ls=dashes, ms=5, lw=2 if label in ours else 0.8, label=label)
+            for label, (colour, marker, dashes) in looks.items()
         ]
         keys += [
             Line2D([], [], color="black", marker="o", ms=4, lw=0.8, label="filled: enforced"),
+            Line2D(
+                [], [], color="black", marker="o", ms=5, lw=0.8, ls=":", fillstyle="left", label="half: equal counts"
+            ),
             Line2D([], [], color="black", marker="o", ms=6.2, mfc="none", ls="", label="open: as published"),
             Line2D([], [], ls="", label="(larger: larger budget)"),
             Line2D([], [], color="black", lw=1, ls=(0, (5, 2)), label="full cache"),
@@ -609,7 +634,7 @@ def _by_method(
             rows = table[table["model"] == model]
             mark(axis)
             axis.axhline(0, color="black", lw=0.8, zorder=1)
-            for number, (one, (colour, marker), full) in enumerate(zip(series, chosen, filled, strict=True)):
+            for number, (one, (colour, marker, _), full) in enumerate(zip(series, chosen, filled, strict=True)):
                 mine = rows_of(rows, one).set_index("budget").reindex(budgets)
                 at = np.arange(len(budgets)) + (number - (len(series) - 1) / 2) * step
                 axis.vlines(at, mine[f"{column}_low"], mine[f"{column}_high"], color=colour, lw=1.4)
@@ -623,7 +648,7 @@ def _by_method(
         figure.supylabel(label, fontsize=9)
         keys = [
             Line2D([], [], ls="", marker=marker, ms=5, color=colour, mfc=colour if full else "white", label=name)
-            for name, (colour, marker), full in zip(labels, chosen, filled, strict=True)
+            for name, (colour, marker, _), full in zip(labels, chosen, filled, strict=True)
         ]
         _legend(figure, keys)
     return figure
