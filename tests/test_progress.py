@@ -13,7 +13,7 @@ def test_steps_of_an_earlier_run_are_done_and_have_no_rate(monkeypatch):
     progress = Progress(8, "ask", "contexts", interval=10, stream=stream, before=3)
     now[0] += 70
     progress.advance()
-    assert stream.getvalue() == "ask: 4 of 8 contexts, 0.0143/s, 70 s gone, 280 s left\n"
+    assert stream.getvalue() == "ask: 4 of 8 contexts, 70 s each, 70 s gone, 280 s left\n"
 
 
 def test_the_last_step_is_always_told():

@@ -65,8 +65,9 @@ class Progress:
             elapsed = max(now - self.started, 1e-9)
             rate = (self.done - self.before) / elapsed
             left = (self.total - self.done) / rate if rate else float("inf")
+            speed = f"{1 / rate:,.3g} s each" if 0 < rate < 1 else f"{rate:,.3g}/s"
             line = (
-                f"{self.label}: {self.done:,} of {self.total:,} {self.unit}, {rate:,.3g}/s, "
+                f"{self.label}: {self.done:,} of {self.total:,} {self.unit}, {speed}, "
                 f"{elapsed:.0f} s gone, {left:.0f} s left"
             )
             for stream in filter(None, (self.stream, self.echo)):

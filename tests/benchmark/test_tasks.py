@@ -2,6 +2,7 @@
 should, and one line for what is wrong."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -224,6 +225,14 @@ def test_settings_that_cannot_be_are_named(source, task, change, said):
 @pytest.mark.parametrize("length", [2, 150, 300])
 def test_a_length_that_does_not_hold_the_task_is_refused(source, task, length):
     assert refusal(source, task, length=length).startswith("length: too short: ")
+
+
+@pytest.mark.parametrize("length", [420, 500])
+def test_a_length_too_short_says_what_is_missing(source, length):
+    """A byte a token: the question takes about 300, and a needle with the text around it the rest."""
+    more = int(re.search(r"about ([\d,]+) more are needed$", refusal(source, "niah_single_2", length=length))[1])
+    assert 0 < more < 200_000
+    assert len(make(source, "niah_single_2", length=length + more + 100, samples=1).samples) == 1
 
 
 def test_an_entry_without_name_or_with_an_unknown_task_is_named():

@@ -107,6 +107,20 @@ def test_a_new_pin_plans_what_imports_the_package(finished):
         lock.write_text(before)
 
 
+def test_a_file_in_the_place_of_the_results_is_named(fresh):
+    place = fresh.folder / "results"
+    aside = place.rename(fresh.folder / "aside") if place.exists() else None
+    place.write_text("")
+    try:
+        done = fresh.run("-n")
+    finally:
+        place.unlink()
+        if aside:
+            aside.rename(place)
+    assert done.returncode == 1
+    assert "error: results: is a file, expected the folder for results; move it away" in done.stdout.splitlines()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -119,6 +133,7 @@ def test_a_new_pin_plans_what_imports_the_package(finished):
             {"benchmark": {"tasks": [{"name": "a", "task": "niah", "arm": "prose", "length": 9, "samples": 1}]}},
             "error: benchmark.tasks[a].seed: missing",
         ),
+        ({"benchmark": {"budgets": [1e-9]}}, "error: config key benchmark.budgets[0]: expected at least 0.001"),
         ({"benchmark": {"costs": {"lengths": [77]}}}, "error: config key benchmark.costs.lengths[0]: no task has"),
         (
             {"benchmark": {"query_aware": ["quest"]}},

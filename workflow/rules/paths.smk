@@ -15,6 +15,11 @@ if (ROOT / "src/contourkv").is_dir() and not PACKAGE.samefile(ROOT / "src/contou
     )
 
 
+for place in (Path("results"), Path("results") / config["run"]):
+    if place.exists() and not place.is_dir():
+        sys.exit(f"error: {place}: is a file, expected the folder for results; move it away")
+
+
 pathvars:
     results=f"results/{config['run']}",
     logs=f"results/{config['run']}/logs",

@@ -162,7 +162,14 @@ def hide(
         used = taken + max(0, whole.stops[tokens - 1] - rest)
         # a line is whole without its break
         return Hidden(whole.ids[:tokens], positions, used, bisect_right(starts, used + 1) - 1)
-    raise refused(name, "length", f"too short: {tokens} tokens of context do not hold the needles and some text")
+    text = len(head) + starts[min(max(least, 1), len(starts)) - 1]
+    needed = sum(len(frame.pieces(f" {needle.text}\n")) for needle in needles) + bisect_right(plain.stops, text)
+    raise refused(
+        name,
+        "length",
+        f"too short: {tokens} tokens of context do not hold the needles and some text; about "
+        f"{max(1, needed - tokens):,} more are needed",
+    )
 
 
 _WHOLE = object()
