@@ -78,6 +78,8 @@ def make_instances(
                         "phi": largest * (1 - mass),
                         "spread": spread,
                         "bound": 2 * spread * mass,
+                        "absolute_bound": 2 * spread * mass * rng.uniform(1.0, 1.5, n),
+                        "spectral": rng.uniform(1.0, 40.0, n),
                         "mass_pool": 1 - mass / 2,
                         "pool_subsets": 735471 if s >= 8 else 916895,
                         "pool_keys": 24 if s >= 8 else 70,

@@ -11,6 +11,7 @@ from contourkv.capture import LayerRows, write_shard
 from contourkv.enumeration import MassPool, Neighbourhood
 from contourkv.errors import InvalidInput
 from contourkv.measurement import families_of, measure_file, measure_row
+from contourkv.operator import absolute_bound, spectral_ratio
 
 SETTINGS = {
     "budgets": [2, 4],
@@ -43,6 +44,8 @@ def test_columns_are_what_the_public_functions_say(instance, s):
     assert found["dropped_mass"] == pytest.approx(dropped_mass(instance, s))
     assert found["phi"] == pytest.approx(phi(instance, s), **close)
     assert found["bound"] == pytest.approx(mass_bound(instance, s))
+    assert found["absolute_bound"] == pytest.approx(absolute_bound(instance, s))
+    assert found["spectral"] == spectral_ratio(instance)
     assert found["es_best"] == min(found[f"es_{name}"] for name in ("max_mass", "pool", "balance", "balance_second"))
     assert found[f"es_{found['best']}"] == found["es_best"]
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from contourkv import Instance, dropped_mass, forced_error, mass_bound, max_mass, phi, spread
 from contourkv.errors import InvalidInput
+from contourkv.operator import absolute_bound, spectral_ratio
 
 
 def definition(instance, kept):
@@ -44,6 +45,34 @@ def test_lemma_2_1(instance, data):
     error = forced_error(instance, max_mass(instance, s))
     assert error <= mass_bound(instance, s) * (1 + 1e-12) + 1e-14
     assert mass_bound(instance, s) == pytest.approx(2 * spread(instance) * dropped_mass(instance, s))
+
+
+@given(rows(), st.data())
+def test_the_published_bound_is_a_bound_too(instance, data):
+    s = data.draw(st.integers(1, instance.size - 1))
+    bound = absolute_bound(instance, s)
+    assert forced_error(instance, max_mass(instance, s)) <= bound * (1 + 1e-12) + 1e-14
+    assert bound == pytest.approx(2 * max(map(np.linalg.norm, instance.v)) * dropped_mass(instance, s))
+
+
+@given(rows(min_keys=3), st.data())
+def test_spectral_ratio_counts_directions(instance, data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    found, d = spectral_ratio(instance), instance.v.shape[1]
+    centred = instance.v - instance.mu
+    values = np.linalg.eigvalsh((instance.p[:, None] * centred).T @ centred)
+    assert found == pytest.approx(values.sum() ** 2 / np.square(values).sum(), rel=1e-6)
+    assert 1 - 1e-9 <= found <= d + 1e-9
+    order, rotation = rng.permutation(instance.size), np.linalg.qr(rng.standard_normal((d, d)))[0]
+    moved = Instance(instance.p[order], 3.0 * instance.v[order] @ rotation + rng.standard_normal(d))
+    assert spectral_ratio(moved) == pytest.approx(found, rel=1e-6)
+
+
+def test_spectral_ratio_by_hand():
+    """A line is one direction, a regular simplex all of them, one point none."""
+    assert spectral_ratio(Instance([0.2, 0.3, 0.5], [[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]])) == pytest.approx(1.0)
+    assert spectral_ratio(Instance(np.full(6, 1 / 6), np.vstack([np.eye(3), -np.eye(3)]))) == pytest.approx(3.0)
+    assert spectral_ratio(Instance([0.5, 0.5], np.full((2, 3), 0.1))) == 0.0
 
 
 @given(rows(), st.data())

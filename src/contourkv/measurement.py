@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from .capture.shard import Shard
 from .enumeration.pool import MassPool, Neighbourhood, RankedRow
-from .errors import InvalidInput
-from .operator import Instance, check_budget, spread
+from .errors import InvalidInput, InvariantBroken
+from .operator import Instance, check_budget, spectral_ratio, spread
 from .progress import Progress
 from .provenance import record
 from .statistics.instances import check_invariants, write_instances
@@ -61,7 +63,8 @@ def measure_row(
         check_budget(s, instance.size)
     widest = max(swap_keys, *(family.pool for several in families.values() for family in several))
     row = RankedRow.of(instance, widest)
-    distance = spread(instance)
+    distance, directions = spread(instance), spectral_ratio(instance)
+    largest = float(np.linalg.norm(instance.v, axis=1).max())
     records = []
     for s, several in families.items():
         found = row.search(s, several, swap_keys)
@@ -85,6 +88,8 @@ def measure_row(
                 "phi": found.max_mass.error * float(row.p[:s].sum()),
                 "spread": distance,
                 "bound": 2.0 * distance * dropped,
+                "absolute_bound": 2.0 * largest * dropped,
+                "spectral": directions,
                 "mass_pool": float(row.p[found.pool.kept].sum()),
                 "pool_subsets": found.subsets,
                 "pool_keys": min(instance.size, max(family.pool for family in mass_pools)),
@@ -94,11 +99,12 @@ def measure_row(
     return records
 
 
-def rows_of(shard: Shard) -> Iterator[tuple[dict[str, int], Instance]]:
-    """Every captured row as (layer, head, kv_head, position) and Instance."""
-    for captured in shard:
-        for row in captured.rows():
-            where = {"layer": captured.layer, "head": row.head, "kv_head": row.kv_head, "position": row.position}
+def rows_of(shard: Shard, wanted: Container[int] | None = None) -> Iterator[tuple[dict[str, int], Instance]]:
+    """Every captured row as (layer, head, kv_head, position) and Instance; of them, those numbered in `wanted`."""
+    every = ((captured.layer, row) for captured in shard for row in captured.rows())
+    for number, (layer, row) in enumerate(every):
+        if wanted is None or number in wanted:
+            where = {"layer": layer, "head": row.head, "kv_head": row.kv_head, "position": row.position}
             yield where, Instance(row.p, row.v)
 
 
@@ -131,14 +137,68 @@ def measure_file(shard_path: str | Path, output: str | Path, settings: Mapping) 
             raise InvalidInput(f"{shard_path}: {place}: {error}") from None
         records.extend({**name, **where, **entry} for entry in found)
     frame = pd.DataFrame.from_records(records)
+    if "retrieval" in meta:
+        frame["retrieval"] = frame["position"].isin(meta["retrieval"])
     check_invariants(frame)
     write_instances(output, frame, measured_from(meta, {"enumeration": settings}))
 
 
+def measure_sample(
+    shard_paths: Sequence[str | Path],
+    one: Callable[[Instance], list[dict[str, object]]],
+    label: str,
+    rows: int | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Records of a seeded sample of the rows of one model's shards, with the columns that name each row.
+
+    Parameters
+    ----------
+    shard_paths : all of the model's contexts
+    one : gives the records of a row
+    label : what runs, for progress
+    rows : drawn of each context, without replacement; None for all
+    seed : of the draw; each context has its own
+
+    Raises
+    ------
+    InvalidInput
+        A broken shard, and whatever `one` raises, with the place of its row.
+    InvariantBroken
+        The same.
+    """
+    shards = [Shard(path) for path in shard_paths]
+    drawn = [_drawn(shard, rows, seed) for shard in shards]
+    progress = Progress(sum(map(len, drawn)), f"{label} of {shards[0].metadata['model']}", "rows")
+    records: list[dict] = []
+    for path, shard, wanted in zip(shard_paths, shards, drawn, strict=True):
+        meta = shard.metadata
+        name = {"model": meta["model"], "arm": meta["arm"], "input": f"{meta['arm']}/{meta['index']:03d}"}
+        for where, instance in progress.over(rows_of(shard, wanted)):
+            try:
+                records.extend({**name, **where, **entry} for entry in one(instance))
+            except (InvalidInput, InvariantBroken) as error:
+                place = ", ".join(f"{key} {value}" for key, value in where.items())
+                raise type(error)(f"{path}: {place}: {error}") from None
+    return pd.DataFrame.from_records(records)
+
+
+def _drawn(shard: Shard, rows: int | None, seed: int) -> set[int]:
+    """Numbers of the rows of a shard that are measured."""
+    meta = shard.metadata
+    total = shard.layers * meta["geometry"]["heads"] * len(shard.positions)
+    if rows is None or rows >= total:
+        return set(range(total))
+    name = zlib.crc32(f"{meta['arm']}/{meta['index']}".encode())
+    return set(np.random.default_rng([seed, name]).choice(total, rows, replace=False).tolist())
+
+
 def measured_from(meta: Mapping, settings: Mapping, **seeds: int) -> dict:
-    """Provenance of a table made from a shard with metadata `meta`: settings, capture, model revision, seeds."""
+    """Provenance of a table made from a shard: settings, capture, model revision, seeds, registered bounds if any."""
+    bounds = (meta.get("about") or {}).get("bounds")
     return record(
         {**settings, "capture": meta["provenance"]},
+        **({"bounds": bounds} if bounds else {}),
         model={"name": meta["model"], "revision": (meta["source"] or {}).get("revision")},
         seeds={f"contexts.{meta['arm']}": meta["origin"].get("seed"), **seeds},
     )

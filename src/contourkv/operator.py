@@ -181,3 +181,29 @@ def spread(instance: Instance) -> float:
 def mass_bound(instance: Instance, s: int) -> float:
     """Lemma 2.1's cap on es(A*_s): 2 D m_s."""
     return 2.0 * spread(instance) * dropped_mass(instance, s)
+
+
+def absolute_bound(instance: Instance, s: int) -> float:
+    """AdaKV's bound of an eviction's loss on one head (arXiv 2407.11550, Theorem 3.1): 2 C m_s.
+
+    There C is the largest 1-norm of a value behind the output projection. A row stands before that projection and
+    errors here are Euclidean, so C = max_j ||v_j||. In the units of the values; unlike `mass_bound` it is no less for
+    values that are alike.
+    """
+    return 2.0 * float(np.linalg.norm(instance.v, axis=1).max()) * dropped_mass(instance, s)
+
+
+def spectral_ratio(instance: Instance) -> float:
+    """Directions that the values of a row spread over: tr(C)^2 / tr(C^2) with C = sum_j p_j (v_j - mu)(v_j - mu)^T.
+
+    From 1 (all on a line) to d (alike in all directions); 0 where all values are equal. O(N d^2), and the same for
+    every budget. The paper names an O(N d^2) spectral statistic without its formula (section 3): this participation
+    ratio of the covariance's eigenvalues is this project's reading.
+    """
+    centred = instance.v - instance.mu
+    size = np.abs(centred).max()
+    if size == 0.0:
+        return 0.0
+    centred = centred / size
+    covariance = (instance.p[:, None] * centred).T @ centred
+    return float(np.trace(covariance) ** 2 / np.square(covariance).sum())

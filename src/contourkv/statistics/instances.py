@@ -42,6 +42,8 @@ MEASURED = {
     "phi": "float64",
     "spread": "float64",
     "bound": "float64",
+    "absolute_bound": "float64",
+    "spectral": "float64",
     "mass_pool": "float64",
     "pool_subsets": "int64",
     "pool_keys": "int32",

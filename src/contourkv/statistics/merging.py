@@ -68,13 +68,21 @@ def merge_instances(
     write_instances(output, frame, combine(records))
 
 
+def read_many(paths: Sequence[str | os.PathLike], wanted: dict[str, str]) -> tuple[pd.DataFrame, dict]:
+    """The parquet files of many jobs below one another, with their combined provenance; see `read_columns`."""
+    frames, records = _read_all(paths, wanted)
+    return pd.concat(frames, ignore_index=True), combine(records)
+
+
 def combine(records: Iterable[dict]) -> dict:
     """One provenance from those of many files: distinct models, config digests, versions; seeds by name."""
     models: dict[str, dict] = {}
     configs: set[str] = set()
     versions: set[str] = set()
     seeds: dict[str, set] = {}
+    bounds: set[str] = set()
     for entry in records:
+        bounds |= {str(entry["bounds"])} if "bounds" in entry else set()
         versions.add(str(entry.get("contourkv", entry.get("version", "unknown"))))
         if "config" in entry:
             configs.add(str(entry["config"]))
@@ -93,6 +101,7 @@ def combine(records: Iterable[dict]) -> dict:
             name: values.pop() if len(values) == 1 else sorted(values, key=str)
             for name, values in sorted(seeds.items())
         },
+        **({"bounds": sorted(bounds)} if bounds else {}),
     }
 
 

@@ -19,7 +19,7 @@ from ..errors import InvalidInput
 from ..progress import Progress
 from ..provenance import VERSION, atomic_path, digest, write_text
 from .bootstrap import Estimate, Scope
-from .estimators import auc_by_resample
+from .estimators import auc_by_resample, weighted_share
 from .instances import check_invariants
 from .ratios import FLAT, GAP, derive
 
@@ -28,6 +28,9 @@ ALL_BUDGETS = "all"
 AGAINST = {"es_pool": "hat", "es_best": "best"}
 MATERIAL = 1e-6
 """Relative difference from which one error counts as materially less than another in the certificates table."""
+PREDICTORS = ("dropped_mass", "phi", "spectral", "absolute_bound")
+"""Columns that may tell a row's kappa or error in advance."""
+ALL_ARMS = "all arms"
 SHOWN_ROWS = 80
 
 Rows = list[dict]
@@ -58,8 +61,8 @@ def build_tables(
     Returns
     -------
     dict of DataFrame
-        ceiling, kappa, recovered, content_arms, prediction, cells, certificates, pools, invariants,
-        kappa_quantiles. Each carries a one-line `attrs["caption"]`.
+        ceiling, kappa, recovered, content_arms, prediction, predictors, edges, cells, certificates, pools,
+        invariants, kappa_quantiles. Each carries a one-line `attrs["caption"]`.
     """
     if len(frame) == 0:
         raise InvalidInput("instances: no rows to make tables of; run the enumeration first")
@@ -348,6 +351,54 @@ def _prediction(run: _Run) -> Rows:
     return rows
 
 
+def _predictors(run: _Run) -> Rows:
+    """Every predictor of each model: all arms at each budget, each arm at the reference budget."""
+    rows = []
+    scopes = [(label, ALL_ARMS, scope, run.budgets) for label, scope in run.models(pooled=False)]
+    scopes += [(label, arm, scope, [run.reference]) for label, arm, scope in run.arms()]
+    order = list(run.labels.values())
+    for label, arm, scope, budgets in sorted(scopes, key=lambda each: order.index(each[0])):
+        for s in budgets:
+            part = scope.where(scope["s"] == s)
+            if not len(part):
+                continue
+            kappa = part["kappa_hat"]
+            flat = part.cell_medians(kappa) >= FLAT
+            for name in PREDICTORS:
+                score = part[name]
+                row = Row(model=label, arm=arm, s=str(s), predictor=name, inputs=part.inputs, n=len(part))
+                row.put("auc", part.auc(score, kappa > FLAT))
+                for column in ("es_max_mass", "es_pool", "kappa_hat"):
+                    row.put(f"spearman_{column}", part.spearman(score, part[column]))
+                row.put("cell_auc", part.summarise(auc_by_resample(part.cell_medians(score), flat), "one class only"))
+                rows.append(row.done())
+    return rows
+
+
+def _edges(run: _Run) -> Rows:
+    """Where the flat rows sit: the first and last eighth of a model's layers against those between."""
+    rows = []
+    for columns, part in run.by_budget(pooled=False):
+        if columns["s"] == ALL_BUDGETS:
+            continue
+        layer = part["layer"].astype(np.int64)
+        layers = int(layer.max()) + 1
+        wide = max(1, round(layers / 8))
+        edge, above = (layer < wide) | (layer >= layers - wide), part["kappa_hat"] > FLAT
+        row = Row(**columns, layers=layers, edge_layers=min(2 * wide, layers))
+        edges, interior = part.where(edge), part.where(~edge)
+        for name, some in (("edge", edges), ("interior", interior)):
+            row.put(name, some.share(some["kappa_hat"] > FLAT))
+
+        def ratio(weights: np.ndarray, part: Scope = part, edge: np.ndarray = edge, above: np.ndarray = above):
+            top, bottom = (weighted_share(above[rows], part.codes[rows], weights) for rows in (edge, ~edge))
+            return np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom > 0)
+
+        row.put("ratio", part.estimate(ratio, "no row above 1.11 between the edges"))
+        rows.append(row.done())
+    return rows
+
+
 def _cells(run: _Run) -> Rows:
     rows = []
     for label, scope in run.models(pooled=False):
@@ -516,6 +567,17 @@ BUILDERS: dict[str, tuple[Callable[[_Run], Rows], str]] = {
         _prediction,
         "What the dropped mass tells: AUC for kappa > {flat}, Spearman with kappa, Spearman of Phi with the "
         "best error, and AUC of a cell's median dropped mass for flat cells (median kappa >= {flat}).",
+    ),
+    "predictors": (
+        _predictors,
+        "What may tell a row in advance: AUC for kappa-hat > {flat}, Spearman with max-mass's error, the pool's and "
+        "kappa-hat, and AUC of a cell's median for flat cells. phi is Phi; spectral the participation ratio of the "
+        "values' covariance, O(N d^2); absolute_bound is AdaKV's, 2 max ||v|| m. Each arm alone at s = {s}.",
+    ),
+    "edges": (
+        _edges,
+        "Where the flat rows sit: share of instances with kappa-hat > {flat} in the first and last eighth of the "
+        "layers (edge), in those between (interior), and their ratio.",
     ),
     "cells": (
         _cells,
