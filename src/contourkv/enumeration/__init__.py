@@ -8,9 +8,16 @@ _HOME = {
     "PoolResult": "pool",
     "best_in_pool": "pool",
     "best_in_families": "pool",
+    "AllKeys": "halves",
+    "best_of_all": "halves",
     "Certificate": "certificate",
     "certify": "certificate",
     "certify_sample": "certificate",
+    "FreeError": "free",
+    "FreeResult": "free",
+    "best_free": "free",
+    "free_error": "free",
+    "price": "free",
 }
 __all__ = list(_HOME)
 

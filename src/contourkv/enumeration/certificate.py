@@ -4,7 +4,8 @@ Three outcomes. `optimal`: no kept set of the same size has an error below (1 - 
 `improved`: one has, here it is; whether the search also proved that nothing beats it says `proved`. `timeout`:
 neither was found out, which is not a "no".
 
-Two methods decide it. `branch` is the branch and bound of `contourkv.enumeration.branch`; `outer` is CP-SAT on
+Two methods decide it. `branch` is the branch and bound of `contourkv.enumeration.branch`, which at small budgets hands
+the rows that it does not end soon to `contourkv.enumeration.walk`; `outer` is CP-SAT on
 outer-approximation cuts, of `contourkv.enumeration.outer`, slower by orders of magnitude and independent: where
 both end, they must agree.
 """
@@ -27,9 +28,13 @@ from ..errors import InvalidInput
 from ..operator import Instance, check_budget, check_kept, forced_error
 from ..progress import Progress
 from .branch import Search
+from .walk import walk
 
 if TYPE_CHECKING:
     import pandas as pd
+
+WALKED = 4
+"""Largest budget at which all sets are looked at where the tree does not end soon."""
 
 WORK_PER_SECOND = 7e8
 """Work units that a second of the time limit buys. A quiet core does two to three times as many, so that the work,
@@ -202,6 +207,7 @@ def _load(method: str) -> None:
         search = Search(np.array([[1.0], [-0.5], [-0.5]]), np.full(3, 1 / 3), np.array([0]), 0.1)
         search.explore(0, 1.0, np.inf)
         search.run(search.work + 1.0, np.inf)
+        walk(np.eye(3) - 1 / 3, np.full(3, 1 / 3), np.array([0, 1]), 0.1)
 
 
 def _by_branch(instance, kept, started, time_limit, tolerance, negligible, seed, workers) -> _Found:
@@ -212,6 +218,13 @@ def _by_branch(instance, kept, started, time_limit, tolerance, negligible, seed,
     whole = WORK_PER_SECOND * time_limit
     last = started + STAGES[-1] * time_limit
     if not search.run(min(FIRST_WORK, STAGES[-1] * whole), last):
+        if 2 <= kept.size <= WALKED:
+            # All sets, one by one: of the few rows that the tree does not end soon, it ends all but the longest.
+            best, error, finished, _ = walk(
+                instance.g[order], instance.p[order], np.sort(search.kept), tolerance, negligible, most_work=whole
+            )
+            if finished:
+                return _Found(order[best], (1.0 - tolerance) * error, True, True, search.cuts)
         for stage in STAGES:
             # Better sets first: a lower threshold makes a smaller tree.
             search.explore(seed, EXPLORE_SHARE * whole, last)

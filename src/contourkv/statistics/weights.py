@@ -1,0 +1,90 @@
+"""The table of free weights: the price of forced ones, and the geometric selection (paper, section 2, Table 8)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ..enumeration.free import price
+from .bootstrap import Scope
+from .merging import read_many
+from .tables import ALL_MODELS, Row, write_tables
+
+WEIGHED = {
+    "model": "category",
+    "arm": "category",
+    "input": "category",
+    "layer": "int16",
+    "head": "int16",
+    "kv_head": "int16",
+    "position": "int32",
+    "s": "int32",
+    "visible": "int32",
+    "pool_keys": "int32",
+    "es_pool": "float64",
+    "ef_pool": "float64",
+    "ef_lower": "float64",
+    "ef_exact": "bool",
+    "es_max_mass": "float64",
+    "es_balance": "float64",
+    "es_geometric": "float64",
+    "mass_geometric": "float64",
+}
+"""Columns of the weighed rows, one row an attention row and budget; see `contourkv.weights`."""
+CAPTION = (
+    "Free weights: pi = ES / EF over one pool, median, p90 and p99, where ES is exact and EF is exact in the share "
+    "`exact` and an upper bound elsewhere, so that pi is a lower bound there; and, once renormalised, the error of the "
+    "set chosen for free weights (geometric) over max-mass's and balance's, medians, and the share of rows where it is "
+    "worse than max-mass."
+)
+
+
+def weights_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[str, str]) -> pd.DataFrame:
+    """One row a model and budget, and the same for all models together.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Of all models, columns `WEIGHED`.
+    resamples, seed : int
+        Bootstrap over the contexts.
+    labels : model -> label
+    """
+    rows = []
+    for model, label in [*labels.items(), (None, ALL_MODELS)]:
+        some = frame if model is None else frame[frame["model"].astype(str) == model]
+        for s in sorted(set(some["s"])):
+            part = Scope(some[some["s"] == s], resamples, seed)
+            row = Row(model=label, s=str(int(s)), inputs=part.inputs, n=len(part), pool=int(part["pool_keys"].max()))
+            row.put("exact", part.share(part["ef_exact"].astype(bool)))
+            levels = part.quantiles(price(part["es_pool"], part["ef_pool"]), [0.5, 0.9, 0.99])
+            for name, level in zip(("pi", "pi_p90", "pi_p99"), levels, strict=True):
+                row.put(name, level)
+            for name in ("max_mass", "balance"):
+                other = part[f"es_{name}"]
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    ratio = np.where((part["es_geometric"] == 0) & (other == 0), 1.0, part["es_geometric"] / other)
+                row.put(f"geometric_over_{name}", part.median(ratio))
+            row.put("geometric_worse", part.share(part["es_geometric"] > part["es_max_mass"] * (1 + 1e-12)))
+            row["mass_geometric"] = float(np.median(part["mass_geometric"]))
+            rows.append(row.done())
+    table = pd.DataFrame(rows)
+    table.attrs["caption"] = CAPTION
+    return table
+
+
+def write_weights_table(
+    paths: Sequence[str | os.PathLike],
+    folder: str | os.PathLike,
+    run: str,
+    labels: Mapping[str, str],
+    statistics: Mapping[str, int],
+) -> list[Path]:
+    """Write the table `weights` of a run, from the files that `contourkv.weights` wrote, into `folder`."""
+    frame, metadata = read_many(paths, WEIGHED)
+    table = weights_table(frame, **statistics, labels=labels)
+    return write_tables({"weights": table}, folder, {**metadata, "run": run, "statistics": statistics})

@@ -1,0 +1,58 @@
+# Free weights and the geometric selection on a sample of rows (paper, section 2, Table 8).
+WEIGHED = models_of("weights")
+
+
+rule weights:
+    input:
+        shards=of_model("<results>/shards/{model}/{arm}/{index}.safetensors"),
+    output:
+        "<results>/weights/{model}.parquet",
+    log:
+        "<logs>/weights/{model}.log",
+    benchmark:
+        "<benchmarks>/weights/{model}.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    resources:
+        mem_mb=1500,
+    params:
+        settings={key: value for key, value in config["weights"].items() if key != "models"},
+        code=code("weights.py"),
+        locked=locked("weights.py"),
+    message:
+        "free weights of {wildcards.model}"
+    script:
+        "../scripts/weights.py"
+
+
+rule weights_table:
+    input:
+        expand("<results>/weights/{model}.parquet", model=WEIGHED),
+    output:
+        csv=report("<results>/tables/weights.csv", caption="../report/weights.rst", category="Tables"),
+        md="<results>/tables/weights.md",
+    log:
+        "<logs>/weights_table.log",
+    benchmark:
+        "<benchmarks>/weights_table.tsv"
+    conda:
+        "../../envs/contourkv.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        run=config["run"],
+        statistics=config["statistics"],
+        labels={model: LABELS[model] for model in WEIGHED},
+        code=code("weights_table.py"),
+        locked=locked("weights_table.py"),
+    message:
+        "make the table of free weights"
+    script:
+        "../scripts/weights_table.py"
+
+
+rule weights_all:
+    input:
+        rules.weights_table.output if WEIGHED else [],
+    message:
+        "free weights are measured"
