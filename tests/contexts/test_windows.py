@@ -168,6 +168,7 @@ def test_models_read_the_same_places_and_longer_tokens_reach_further(source):
 
 def test_more_contexts_begin_with_the_fewer_and_seeds_choose_others(source):
     assert build(source, count=6)[:3] == build(source, count=3)
+    assert build(source, count=6)[3:] == build(source, count=3, first=3)
     assert build(source, seed=4) != build(source, seed=5)
 
 

@@ -17,5 +17,6 @@ with logged(snakemake.log[0]):
         params.contexts,
         params.seed,
         hashes=params.hashes,
+        first=params.get("first", 0),
     )
     write_contexts(snakemake.output[0], contexts, model=snakemake.wildcards.model, seed=params.seed)

@@ -47,6 +47,7 @@ def build_contexts(
     count: int,
     seed: int,
     hashes: Mapping[str, str] | None = None,
+    first: int = 0,
 ) -> list[Context]:
     """Cut `count` contexts of exactly `length` tokens out of one text source.
 
@@ -68,6 +69,8 @@ def build_contexts(
         Chooses the windows; the choice does not depend on the model.
     hashes : mapping, optional
         Requirement -> SHA-256; where given, the wheel is checked again before it is read.
+    first : int
+        Index of the first context: those before it are left out, and share no text with these.
 
     Returns
     -------
@@ -87,17 +90,17 @@ def build_contexts(
     wheel = find_wheel(wheels, requirement, hashes)
     documents = READERS[reader](wheel, SLOT * length)
     windows = choose_windows(documents, length, np.random.default_rng(seed))
-    if len(windows) < count:
+    if len(windows) < first + count:
         raise InvalidInput(
             f"arm {arm}: {requirement} holds {len(windows)} disjoint windows for contexts of {length:,} tokens, "
-            f"{count} were asked for; lower contexts.per_arm or contexts.length"
+            f"{first + count} were asked for; lower contexts.per_arm, loss.contexts or contexts.length"
         )
 
     package, _, version = requirement.partition("==")
     source = {"package": package, "version": version, "wheel_sha256": file_sha256(wheel)}
     encoder = load_encoder(folder)
     contexts = []
-    for index, window in enumerate(windows[:count]):
+    for index, window in enumerate(windows[first : first + count], first):
         document = documents[window.document]
         encoding = encoder.encode(document.text[window.start : window.stop])
         if len(encoding.ids) < length:
