@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 from tiny_models import build, ids_of
 
 from contourkv.capture import Shard, capture_contexts, capture_rows, job
+from contourkv.contexts import Context
 from contourkv.errors import ContourKVError, InvalidInput
 
 POSITIONS = [7, 30]
@@ -28,7 +29,7 @@ def folder(tmp_path):
 def contexts(tmp_path, monkeypatch):
     """Two contexts of 32 tokens, as read_contexts gives them."""
     found = [
-        SimpleNamespace(arm="prose", index=index, ids=ids_of(32, seed=index), origin={"file": f"{index}.txt"})
+        Context(arm="prose", index=index, ids=ids_of(32, seed=index), origin={"file": f"{index}.txt"})
         for index in range(2)
     ]
     monkeypatch.setattr(job, "read_contexts", lambda path: found)
@@ -98,6 +99,29 @@ def test_other_weights_make_other_shards(tmp_path, folder, contexts):
     assert not np.allclose(before, Shard(outputs[0]).layer(0).p, atol=1e-3)
 
 
+def test_contexts_may_name_their_own_positions(tmp_path, folder, contexts):
+    contexts[:] = [
+        dataclasses.replace(contexts[0], positions=[5, 9, 31], retrieval=[31]),
+        dataclasses.replace(contexts[1], positions=[6], retrieval=[]),
+    ]
+    outputs = outputs_in(tmp_path)
+    capture_contexts(folder, "contexts.json", None, outputs, about={"bounds": "abc"})
+    first, second = map(Shard, outputs)
+    assert (first.positions.tolist(), second.positions.tolist()) == ([5, 9, 31], [6])
+    assert (first.metadata["retrieval"], second.metadata["retrieval"]) == ([31], [])
+    assert first.metadata["about"] == {"bounds": "abc"}
+    kept = outputs[1].stat().st_mtime_ns
+    contexts[0] = dataclasses.replace(contexts[0], retrieval=[9, 31])
+    capture_contexts(folder, "contexts.json", None, outputs, about={"bounds": "abc"})
+    assert Shard(outputs[0]).metadata["retrieval"] == [9, 31] and outputs[1].stat().st_mtime_ns == kept
+    capture_contexts(folder, "contexts.json", None, outputs, about={"bounds": "abd"})
+    assert Shard(outputs[1]).metadata["about"] == {"bounds": "abd"}
+
+    contexts[1] = dataclasses.replace(contexts[1], positions=None)
+    with pytest.raises(InvalidInput, match=r"context prose/001: it names no query positions; give them"):
+        capture_contexts(folder, "contexts.json", None, outputs)
+
+
 def test_progress_counts_layers(tmp_path, folder, contexts, capsys):
     capture_contexts(folder, "contexts.json", POSITIONS, outputs_in(tmp_path), model_name="Tiny")
     assert "capture Tiny: 4 of 4 layers" in capsys.readouterr().err
@@ -128,11 +152,11 @@ def test_bad_input_is_refused_before_the_model_is_loaded(tmp_path, folder, conte
     refused("1 shards asked for, contexts.json holds 2 contexts", outputs=outputs[:1])
     refused("contexts.json: context prose/000: positions: 32 lies outside", positions=[32])
     refused("nothing: there is no such model folder", model_folder=tmp_path / "nothing")
-    contexts[1].ids = ids_of(4097)
+    contexts[1] = dataclasses.replace(contexts[1], ids=ids_of(4097))
     refused("context prose/001: ids: the context has 4097 tokens, the window of model tiny-llama holds 4096")
-    contexts[1].ids = []
+    contexts[1] = dataclasses.replace(contexts[1], ids=[])
     refused("context prose/001: ids: the context is empty")
-    contexts[1].ids = ids_of(32)
+    contexts[1] = dataclasses.replace(contexts[1], ids=ids_of(32))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
     refused("architecture 'mamba'.*supported are")

@@ -6,7 +6,9 @@ from contourkv.logfile import logged
 
 with logged(snakemake.log[0]):
     from contourkv.capture import capture_contexts
+    from contourkv.registered import registered
 
+    bounds = snakemake.params.get("bounds")
     capture_contexts(
         Path(snakemake.input.model[0]).parent,
         snakemake.input.contexts,
@@ -14,4 +16,5 @@ with logged(snakemake.log[0]):
         list(snakemake.output),
         device=snakemake.params.device,
         model_name=snakemake.wildcards.model,
+        about={"bounds": registered(bounds)} if bounds else None,
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from transformers import AutoConfig
 
 from .. import provenance
-from ..contexts import read_contexts
+from ..contexts import Context, read_contexts
 from ..errors import InvalidInput
 from ..models.geometry import attention_geometry, check_architecture
 from ..models.loading import load_model, read_config, read_source
@@ -22,11 +22,12 @@ from .shard import Shard, write_shard
 def capture_contexts(
     model_folder: str | os.PathLike,
     contexts: str | os.PathLike,
-    positions: Sequence[int],
+    positions: Sequence[int] | None,
     outputs: Sequence[str | os.PathLike],
     device: str = "cpu",
     dtype: str | None = None,
     model_name: str | None = None,
+    about: Mapping[str, object] | None = None,
 ) -> None:
     """Capture each context of a file into a shard of its own; the model is loaded once.
 
@@ -37,10 +38,11 @@ def capture_contexts(
     ----------
     model_folder : holds config.json and *.safetensors, as `prepare_model` leaves them
     contexts : file that `write_contexts` wrote
-    positions : query positions, the same in every context
+    positions : query positions, the same in every context; None where each context names its own
     outputs : shard paths, one a context, in the file's order
     device, dtype : as `load_model` takes them; dtype None: what the model folder says
     model_name : what shards, progress and errors call the model; default the folder's name
+    about : more to keep in each shard's metadata under `about`; another one makes another shard
 
     Raises
     ------
@@ -55,8 +57,8 @@ def capture_contexts(
     Notes
     -----
     Metadata of a shard: `model`, `source` (source.json of the model folder), `arm`, `index`,
-    `origin`, `length`, `positions`, `device`, `dtype`, `geometry`, `max_relative_error` (largest over layers),
-    and `provenance` (package version and digest of all inputs).
+    `origin`, `length`, `positions`, `retrieval` (of a context that names them), `about`, `device`, `dtype`,
+    `geometry`, `max_relative_error` (largest over layers), and `provenance` (package version and digest of all inputs).
     """
     folder, outputs = Path(model_folder), [Path(output) for output in outputs]
     name = model_name or folder.name
@@ -68,7 +70,8 @@ def capture_contexts(
         raise InvalidInput(f"outputs: {len(outputs)} shards asked for, {contexts} holds {len(texts)} contexts")
     for context in texts:
         try:
-            check_positions(positions, len(check_ids(context.ids, geometry, config.vocab_size, name)))
+            length = len(check_ids(context.ids, geometry, config.vocab_size, name))
+            check_positions(_positions(context, positions), length)
         except InvalidInput as error:
             raise InvalidInput(f"{contexts}: context {context.arm}/{context.index:03d}: {error}") from error
     files = _file_digests(folder)
@@ -88,10 +91,12 @@ def capture_contexts(
             "index": context.index,
             "origin": context.origin,
             "ids": [int(token) for token in context.ids],
-            "positions": [int(position) for position in positions],
+            "positions": _positions(context, positions),
             "device": str(device),
             "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         }
+        more = {"retrieval": context.retrieval, "about": dict(about or {})}
+        made_from |= {key: value for key, value in more.items() if value}
         inputs.append(provenance.record(made_from))
     left = [at for at, output in enumerate(outputs) if not _is_there(output, inputs[at])]
     if not left:
@@ -101,7 +106,8 @@ def capture_contexts(
     progress = Progress(len(left) * geometry.layers, f"capture {name}", "layers")
     for at in left:
         context = texts[at]
-        layers = capture_rows(model, context.ids, positions, name, lambda layer: progress.advance())
+        rows = _positions(context, positions)
+        layers = capture_rows(model, context.ids, rows, name, lambda layer: progress.advance())
         metadata = {
             "model": name,
             "source": read_source(folder),
@@ -109,16 +115,27 @@ def capture_contexts(
             "index": context.index,
             "origin": context.origin,
             "length": len(context.ids),
-            "positions": [int(position) for position in positions],
+            "positions": rows,
             "device": str(device),
             "dtype": str(model.dtype).removeprefix("torch."),
             "geometry": asdict(geometry),
             "max_relative_error": max(rows.max_relative_error for rows in layers),
             "provenance": inputs[at],
         }
+        if context.retrieval is not None:
+            metadata["retrieval"] = context.retrieval
+        if about:
+            metadata["about"] = dict(about)
         write_shard(outputs[at], layers, metadata)
         del layers
     progress.close()
+
+
+def _positions(context: Context, positions: Sequence[int] | None) -> list[int]:
+    """Query positions of a context: the given ones, else its own."""
+    if positions is None and not context.positions:
+        raise InvalidInput("it names no query positions; give them")
+    return [int(position) for position in (context.positions if positions is None else positions)]
 
 
 def _is_there(output: Path, record: dict) -> bool:

@@ -28,12 +28,18 @@ class Context:
         Where the text comes from: `package`, `version`, `wheel_sha256`, `seed` of the draw, `file` (inside the
         wheel), `start_char` and `end_char` (the characters used, of the text that the reader makes of the file),
         and what the reader adds: `conversations` of the dialogue arm, with the characters used of each.
+    positions : list of int or None
+        Query positions to be captured, ascending; None where the run's own are meant.
+    retrieval : list of int or None
+        Those of them whose next token is read off a place in the context; None where nothing is asked.
     """
 
     arm: str
     index: int
     ids: list[int]
     origin: dict
+    positions: list[int] | None = None
+    retrieval: list[int] | None = None
 
     @property
     def name(self) -> str:
@@ -50,7 +56,7 @@ def write_contexts(path: str | os.PathLike, contexts: Sequence[Context], **facts
     **facts
         More to say in `provenance`: the model's revision, the seed.
     """
-    entries = [asdict(context) for context in contexts]
+    entries = [{key: value for key, value in asdict(context).items() if value is not None} for context in contexts]
     provenance.write_json(path, {"provenance": provenance.record(entries, **facts), "contexts": entries})
 
 
@@ -79,5 +85,10 @@ def read_contexts(path: str | os.PathLike) -> list[Context]:
                 raise InvalidInput(f"{path}: context {number} has no {key} of type {kind.__name__}; {again}")
         if not entry["ids"] or not all(type(token) is int and token >= 0 for token in entry["ids"]):
             raise InvalidInput(f"{path}: the ids of context {number} are not token ids; {again}")
-        contexts.append(Context(**{key: entry[key] for key in ("arm", "index", "ids", "origin")}))
+        named = {key: entry.get(key) for key in ("positions", "retrieval")}
+        for key, among in (("positions", range(len(entry["ids"]))), ("retrieval", named["positions"] or ())):
+            known = named[key] is None or (isinstance(named[key], list) and set(named[key]) <= set(among))
+            if not known or (named[key] and sorted(set(named[key])) != named[key]):
+                raise InvalidInput(f"{path}: context {number}: {key} are not ascending places among its own; {again}")
+        contexts.append(Context(**{key: entry[key] for key in ("arm", "index", "ids", "origin")}, **named))
     return contexts
