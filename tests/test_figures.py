@@ -18,6 +18,9 @@ from contourkv.benchmark.methods import METHODS
 from contourkv.benchmark.tables import build_benchmark_tables
 from contourkv.errors import InvalidInput
 from contourkv.statistics import build_tables, read_table, write_tables
+from contourkv.statistics.audit import audit_table
+from contourkv.statistics.losses import LOSSES, loss_table
+from contourkv.statistics.native import native_table
 
 METADATA = {"contourkv": "0.1.0", "config": ["0123456789ab"], "statistics": {"resamples": 20, "seed": 0}}
 
@@ -35,7 +38,39 @@ def tables(tmp_path_factory):
     certificates["es_certified"] = certificates["es_certified"].where(certificates["certificate"] != "improved")
     frame = frame.merge(certificates.dropna(subset="es_certified"), on=keys, how="left")
     frame = frame.fillna({"certificate": "", "certificate_proved": False})
-    return write(frame, tmp_path_factory.mktemp("tables"))
+    folder = write(frame, tmp_path_factory.mktemp("tables"))
+    write_tables(other_tables(), folder, METADATA)
+    return folder
+
+
+def other_tables():
+    """Those that have rows of their own: native budgets, deployed methods, losses."""
+    rng, labels = np.random.default_rng(0), {"one": "one", "two": "two"}
+    keys = ["model", "arm", "input", "layer"]
+    rows = pd.MultiIndex.from_product([labels, ["code", "prose"], ["0", "1"], range(6)], names=keys).to_frame(
+        index=False
+    )
+    rows = rows.assign(head=0, position=9, spread=1.0, mass=0.5, dropped_mass=rng.uniform(0, 1, len(rows)))
+    native, audit = [], []
+    for s in (64, 128, 256):
+        error = rng.uniform(1, 2, len(rows))
+        swapped = error * rng.uniform(0.8, 1, len(rows))
+        native.append(rows.assign(s=s, es_max_mass=error, es_balance=swapped, bound=3 * 64 / s, reference_bound=9.0))
+        for method in ("snapkv", "h2o"):
+            lost = error * rng.uniform(1, 5, len(rows))
+            audit.append(rows.assign(s=s, method=method, es=lost, es_max_mass=error, es_pool=np.nan))
+    losses = [
+        (model, arm, f"{arm}/{index}", variant, 8, 256, 40, 64, nats + rng.uniform(0, 0.1), 3, 8)
+        for model in labels
+        for arm in ("code", "prose")
+        for index in range(3)
+        for variant, nats in (("dense", 2.0), ("max_mass", 3.0), ("balance", 2.6), ("flat_balance", 2.7))
+    ]
+    return {
+        "native": native_table(pd.concat(native).assign(reference_s=8), 20, 0, labels),
+        "audit": audit_table(pd.concat(audit), 20, 0, labels),
+        "loss": loss_table(pd.DataFrame(losses, columns=list(LOSSES)), 20, 0, labels),
+    }
 
 
 def write_benchmark(frame, folder):

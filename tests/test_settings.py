@@ -41,6 +41,7 @@ BASE = {
     },
     "text_sources": {arm: {"wheel": "a==1", "reader": "python"} for arm in ("prose", "dialogue", "code")},
     "wheel_hashes": {"a==1": SHA256},
+    **yaml.safe_load((CONFIG / "reference.yaml").read_text()),
 }
 
 
@@ -54,7 +55,7 @@ def merged(*names: str) -> dict:
         return into
 
     config: dict = {}
-    for name in ("models", "texts", "config", *names):
+    for name in ("models", "texts", "reference", "config", *names):
         merge(config, yaml.safe_load((CONFIG / f"{name}.yaml").read_text()))
     return config
 
@@ -108,7 +109,7 @@ def test_every_key_has_a_description_and_a_type_and_no_mapping_is_open():
     ("path", "value", "expected"),
     [
         ("moduls", [], "config key moduls: unknown key; did you mean models?"),
-        ("zzz", 1, "config key zzz: unknown key; allowed: arms, benchmark"),
+        ("zzz", 1, "config key zzz: unknown key; allowed: arms, audit, benchmark"),
         ("enumeration.budgts", [4], "config key enumeration.budgts: unknown key; did you mean budgets?"),
         ("enumeration.families[1].pol", 4, "config key enumeration.families[1].pol: unknown key; did you mean pool?"),
         ("model_sources.smollm2-135m.ggufs", 4, "smollm2-135m.ggufs: unknown key; did you mean gguf?"),

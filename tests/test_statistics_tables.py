@@ -38,6 +38,8 @@ NAMES = [
     "recovered",
     "content_arms",
     "prediction",
+    "predictors",
+    "edges",
     "cells",
     "certificates",
     "pools",
@@ -121,6 +123,21 @@ def test_other_tables_are_plain_pandas(frame, tables):
     assert row["cells"] == len(cells) and row["flat_cells"] == len(ranked[0])
     assert row["cell_auc"] == pytest.approx(mannwhitneyu(*ranked).statistic / (len(ranked[0]) * len(ranked[1])))
 
+    for name in ("dropped_mass", "phi", "spectral", "absolute_bound"):
+        row = pick(tables["predictors"], model="tiny-llama", arm="all arms", s="8", predictor=name)
+        expected = mannwhitneyu(some[name][flat], some[name][~flat]).statistic / (flat.sum() * (~flat).sum())
+        assert row["auc"] == pytest.approx(expected) and row["n"] == len(some)
+        for column in ("es_max_mass", "es_pool", "kappa_hat"):
+            assert row[f"spearman_{column}"] == pytest.approx(spearmanr(some[name], some[column]).statistic)
+        cells = some.groupby(["layer", "head"])[[name, "kappa_hat"]].median()
+        ranked = [cells[name][cells["kappa_hat"] >= 1.11], cells[name][cells["kappa_hat"] < 1.11]]
+        expected = mannwhitneyu(*ranked).statistic / (len(ranked[0]) * len(ranked[1]))
+        assert row["cell_auc"] == pytest.approx(expected)
+        code = some[some["arm"] == "code"]
+        row = pick(tables["predictors"], model="tiny-llama", arm="code", s="8", predictor=name)
+        assert row["spearman_kappa_hat"] == pytest.approx(spearmanr(code[name], code["kappa_hat"]).statistic)
+    cells = some.groupby(["layer", "head"])[["dropped_mass", "kappa_hat"]].median()
+
     shown = tables["cells"][tables["cells"]["model"] == "tiny-llama"].set_index(["layer", "head"])
     np.testing.assert_allclose(shown["kappa_hat"], cells["kappa_hat"])
     assert (shown["flat"] == (cells["kappa_hat"] >= 1.11)).all()
@@ -149,6 +166,21 @@ def test_other_tables_are_plain_pandas(frame, tables):
     row = pick(tables["invariants"], model=ALL_MODELS, s=ALL_BUDGETS)
     assert row["largest_error_over_bound"] == pytest.approx((frame["es_max_mass"] / frame["bound"]).max())
     assert row["violations"] == 0 and row["least_kappa_hat"] >= 1
+
+
+def test_edges_are_the_outer_eighths_of_the_layers():
+    frame = make_instances({"m": (16, 4, 1)}, per_arm=3)
+    outer = frame["layer"].isin([0, 1, 14, 15])
+    # one row in two is flat at the edges, one in ten between
+    flat = np.where(outer, frame["position"] == 639, (frame["layer"] % 5 == 0) & (frame["position"] == 639))
+    frame["es_pool"] = frame["es_max_mass"] / np.where(flat, 1.5, 1.0)
+    for name in ("es_mass_pool", "es_balance_pool", "es_balance", "es_balance_second", "es_best"):
+        frame[name] = frame["es_pool"]
+    frame["best"] = "pool"
+    row = pick(build_tables(frame, 50, 0)["edges"], model="m", s="8")
+    assert (row["layers"], row["edge_layers"]) == (16, 4)
+    assert row["edge"] == row["edge_low"] == row["edge_high"] == 0.5
+    assert row["interior"] == pytest.approx(2 / 12 / 2) and row["ratio"] == pytest.approx(6.0)
 
 
 def test_planted_ratios_come_back():
@@ -347,7 +379,7 @@ def test_every_claim_has_its_line_in_the_summary(tables):
             assert f"| {claim.text} |" in text
     assert "3% too narrow" not in text and "With 3 inputs in the smallest arm" in text
     assert "tiny-llama at abc" in text and "bootstrap 3" in text
-    lines = [line for line in text.splitlines() if line.startswith("| AUC of dropped mass")]
+    lines = [line for line in text.splitlines() if line.startswith("| AUC of dropped mass for")]
     assert len(lines) == 2 and all("tiny-" in line for line in lines)
     # s = 16 and 32 were not measured here.
     assert sum(ABSENT in line for line in text.splitlines() if "balance recovers" in line) == 2

@@ -30,7 +30,7 @@ from .benchmark.methods import AGNOSTIC, ENFORCED, METHODS, PUBLISHED, QUERY_AWA
 from .errors import InvalidInput
 from .provenance import atomic_path
 from .statistics.ratios import FLAT
-from .statistics.tables import ALL_BUDGETS, ALL_MODELS, provenance_line, read_table
+from .statistics.tables import ALL_ARMS, ALL_BUDGETS, ALL_MODELS, provenance_line, read_table
 
 DPI = 200
 # Okabe and Ito's palette, without its yellow, which is too pale for lines on white.
@@ -348,6 +348,147 @@ def draw_pools(table: pd.DataFrame) -> Figure:
             axis.yaxis.set_major_formatter(FuncFormatter(_percent))
             _budget_axis(axis, budgets)
         _legend(figure, _model_keys(models, line=False))
+    return figure
+
+
+def draw_predictors(table: pd.DataFrame) -> Figure:
+    """What tells a row in advance: AUC and rank correlations of each predictor at s = 8, one panel a measure.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The table `predictors`; its rows over all arms at the reference budget.
+    """
+    reference = "8" if "8" in set(table["s"]) else _budgets(table)[0]
+    table = table[(table["arm"] == ALL_ARMS) & (table["s"] == reference)]
+    models, names = _models(table), list(dict.fromkeys(table["predictor"]))
+    shown = {
+        "dropped_mass": r"$\bar m_s$",
+        "phi": r"$\Phi$",
+        "spectral": "spectral",
+        "absolute_bound": "AdaKV's\nbound",
+    }
+    panels = [
+        ("auc", rf"AUC for $\hat\kappa > {FLAT}$", 0.5),
+        ("spearman_kappa_hat", r"Spearman with $\hat\kappa$", 0.0),
+        ("spearman_es_max_mass", "Spearman with max-mass's error", 0.0),
+        ("spearman_es_pool", "Spearman with the pool's error", 0.0),
+    ]
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(max(6.4, 1.2 + 2 * len(names) * max(0.75, 0.19 * len(models) + 0.25)), 5.6)
+        axes = figure.subplots(2, 2, sharex=True).ravel()
+        for axis, (column, label, nothing) in zip(axes, panels, strict=True):
+            for number, model in enumerate(models):
+                rows, at, _ = _places(table, model, models, names, "predictor")
+                _points(axis, at, rows, column, number)
+            axis.axhline(nothing, color=GREY, lw=0.9, ls=(0, (4, 3)), zorder=0)
+            axis.set_ylabel(f"{label} [95%]")
+            _category_axis(axis, [shown.get(name, name) for name in names], "")
+        figure.align_ylabels()
+        figure.supxlabel(f"predictor (s = {reference})", fontsize=9)
+        _legend(figure, _model_keys(models, line=False))
+    return figure
+
+
+def draw_native(table: pd.DataFrame) -> Figure:
+    """Native budgets: what balance closes, how many rows it improves, and Lemma 2.1's cap, by model and budget.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The table `native`.
+    """
+    models, budgets = _models(table), _budgets(table)
+    panels = [
+        ("closed", "share of max-mass's error\nthat balance closes [95%]"),
+        ("improved", "rows improved\nby at least 10% [95%]"),
+        ("cap", r"cap $2D\bar m_s$ over its" + "\nvalue at s = 8 [95%]"),
+    ]
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(3 * (_width(models, budgets) - 1.2) + 0.6, 3.2)
+        for axis, (column, label) in zip(figure.subplots(1, 3), panels, strict=True):
+            for number, model in enumerate(models):
+                rows, at, _ = _places(table, model, models, budgets)
+                _points(axis, at, rows, column, number)
+            axis.set_ylim(0, max(0.05, 1.08 * float(table[[column, f"{column}_high"]].max(axis=None))))
+            axis.yaxis.set_major_formatter(FuncFormatter(_percent))
+            axis.set_ylabel(label)
+            _budget_axis(axis, budgets)
+        _legend(figure, _model_keys(models, line=False))
+    return figure
+
+
+def draw_audit(table: pd.DataFrame) -> Figure:
+    """Deployed methods on rows: median error over max-mass's by budget, one panel a model, one line a method.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The table `audit`.
+    """
+    table = table[(table["model"] != ALL_MODELS) & (table["method"] != "max-mass")]
+    models, budgets = _models(table), _budgets(table)
+    methods = list(dict.fromkeys(table["method"]))
+    columns = min(3, len(models))
+    lines = math.ceil(len(models) / columns)
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(max(4.4, 2.9 * columns + 0.6), 2.8 * lines + 0.6)
+        axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
+        for axis, model in zip(axes.ravel(), models, strict=False):
+            of_model = table[table["model"] == model]
+            for number, method in enumerate(methods):
+                rows = of_model[of_model["method"] == method].set_index("s").reindex(budgets)
+                colour, marker, dash = _look(number)
+                at = np.arange(len(budgets)) + (number - (len(methods) - 1) / 2) * 0.07
+                axis.vlines(at, rows["over_max_mass_low"], rows["over_max_mass_high"], color=colour, lw=1.2)
+                axis.plot(at, rows["over_max_mass"], color=colour, marker=marker, ls=dash, ms=4.5, lw=1.2)
+            axis.axhline(1, color="black", lw=0.8, zorder=1)
+            axis.set_yscale("log")
+            axis.yaxis.set_major_locator(FixedLocator([1, 1.5, 2, 3, 5, 10, 20, 50]))
+            axis.yaxis.set_minor_locator(NullLocator())
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_title(model)
+            _budget_axis(axis, budgets)
+        for axis in axes.ravel()[len(models) :]:
+            axis.set_visible(False)
+        figure.supylabel("median error over max-mass's [95%] (log)", fontsize=9)
+        _legend(figure, _model_keys(methods))
+    return figure
+
+
+def draw_loss(table: pd.DataFrame) -> Figure:
+    """Nats that balance gains over max-mass in the model's own forward pass, by model and arm.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The table `loss`. Filled: balance on the flat cells alone; open: balance on all cells. Dashed: what dense
+        attention gains, the most that there is.
+    """
+    models, arms = _models(table), [*sorted(set(table["arm"]) - {ALL_ARMS}), ALL_ARMS]
+    arms = [arm for arm in arms if arm in set(table["arm"])]
+    variants = [("flat_balance", True), ("balance", False)]
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(_width(models, arms) + 0.8, 3.4)
+        axis = figure.subplots()
+        for number, model in enumerate(models):
+            for variant, filled in variants:
+                rows, at, width = _places(table[table["variant"] == variant], model, models, arms, "arm")
+                shift = -0.18 * width if filled else 0.18 * width
+                _points(axis, at + shift, rows, "minus_max_mass", number, filled=filled)
+            rows, at, width = _places(table[table["variant"] == "dense"], model, models, arms, "arm")
+            axis.hlines(
+                rows["minus_max_mass"], at - 0.4 * width, at + 0.4 * width, color=_look(number)[0], lw=1, ls=(0, (4, 2))
+            )
+        axis.axhline(0, color="black", lw=0.8, zorder=1)
+        axis.set_ylabel("nats a token over all max-mass [95%]\n(below 0: less loss)")
+        _category_axis(axis, arms, f"content arm (s = {table['s'].iloc[0]})")
+        more = [
+            Line2D([], [], ls="", marker="o", color=GREY, ms=5, label="balance on flat cells"),
+            Line2D([], [], ls="", marker="o", mfc="white", mec=GREY, ms=5, label="balance on all cells"),
+            Line2D([], [], ls=(0, (4, 2)), color=GREY, lw=1, label="dense"),
+        ]
+        _legend(figure, _model_keys(models, line=False) + more)
     return figure
 
 
@@ -753,6 +894,10 @@ FIGURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...], str]] = {
     "fig_prediction": (draw_prediction, ("prediction", "content_arms"), "AUC of the dropped mass"),
     "fig_certificate": (draw_certificate, ("certificates",), "Certificates over all keys"),
     "fig_pools": (draw_pools, ("pools",), "How often less error is known than over the enumerated sets"),
+    "fig_predictors": (draw_predictors, ("predictors",), "What tells a row in advance"),
+    "fig_native": (draw_native, ("native",), "Native budgets"),
+    "fig_audit": (draw_audit, ("audit",), "Deployed methods on rows"),
+    "fig_loss": (draw_loss, ("loss",), "Loss in the forward pass"),
 }
 """Name of each figure: what draws it, from which tables, its title."""
 BENCHMARK_FIGURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...], str]] = {

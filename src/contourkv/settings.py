@@ -50,6 +50,7 @@ def check(config: Mapping, schema: Mapping) -> None:
     _check_sources(config)
     _check_positions(config["capture"]["positions"], config["contexts"]["length"])
     _check_enumeration(config["enumeration"], config["capture"]["positions"][0] + 1)
+    _check_parts(config)
 
 
 def defaults(schema: Mapping) -> dict:
@@ -180,14 +181,15 @@ def _check_sources(config: Mapping) -> None:
             _fail(("contexts", "seeds", arm), "missing: every arm needs a seed of its own")
 
 
-def _check_positions(positions: Sequence[int], length: int) -> None:
-    where = ("capture", "positions")
+def _check_positions(positions: Sequence[int], length: int, part: str = "capture") -> None:
+    where = (part, "positions")
     if list(positions) != sorted(positions):
         _fail(where, f"expected rising positions, got {list(positions)}")
     if positions[-1] >= length:
         _fail(
             (*where, len(positions) - 1),
-            f"position {positions[-1]} lies outside a context of {length} tokens (contexts.length); "
+            f"position {positions[-1]} lies outside a context of {length} tokens "
+            f"({'exact' if part == 'exact' else 'contexts'}.length); "
             f"the last position is {length - 1}",
         )
 
@@ -210,6 +212,45 @@ def _check_enumeration(enumeration: Mapping, keys: int) -> None:
             ("enumeration", "swap_keys"),
             f"expected more than the largest budget {max(budgets)}, got {enumeration['swap_keys']}",
         )
+
+
+def _check_parts(config: Mapping) -> None:
+    """The parts beside the enumeration: their models, positions and budgets."""
+    for part in ("native", "weights", "exact", "audit", "loss"):
+        for index, model in enumerate(config[part]["models"] or []):
+            if model not in config["models"]:
+                _fail((part, "models", index), f"{model} is not among the run's models")
+    length, audit, loss = config["contexts"]["length"], config["audit"], config["loss"]
+    if audit["models"] != []:
+        _check_positions(audit["positions"], length, "audit")
+    if audit["models"] != [] and max(audit["budgets"]) > audit["positions"][0]:
+        _fail(
+            ("audit", "budgets", audit["budgets"].index(max(audit["budgets"]))),
+            f"budget {max(audit['budgets'])} is not below the {audit['positions'][0] + 1} visible keys of the first "
+            "query position; lower it or move audit.positions",
+        )
+    budgets = config["enumeration"]["budgets"]
+    exact = config["exact"]
+    if exact["models"] != []:
+        _check_positions(exact["positions"], exact["length"], "exact")
+        if not any(entry["budget"] == exact["s"] and "core" in entry for entry in config["enumeration"]["families"]):
+            _fail(("exact", "s"), f"no mass pool for budget {exact['s']} in enumeration.families")
+    for index, entry in enumerate(config["weights"]["pools"]):
+        s, pool = entry["budget"], entry["pool"]
+        if s >= pool:
+            _fail(("weights", "pools", index), f"expected budget < pool, got budget {s}, pool {pool}")
+        if comb(pool, s) > MOST_SUBSETS:
+            _fail(
+                ("weights", "pools", index), f"{float(comb(pool, s)):.3g} kept sets a row, more than {MOST_SUBSETS:.0e}"
+            )
+        if config["weights"]["candidates"] < s:
+            _fail(("weights", "candidates"), f"expected at least the budget {s}, got {config['weights']['candidates']}")
+    if loss["models"] != [] and loss["s"] not in budgets:
+        _fail(("loss", "s"), f"expected one of enumeration.budgets, {', '.join(map(str, budgets))}, got {loss['s']}")
+    if loss["models"] != [] and loss["continuation"] >= length:
+        _fail(("loss", "continuation"), f"expected fewer than the {length} tokens of a context (contexts.length)")
+    if loss["models"] != [] and loss["candidates"] < loss["s"]:
+        _fail(("loss", "candidates"), f"expected at least loss.s, {loss['s']}, got {loss['candidates']}")
 
 
 def _check_family(family: Mapping, where: tuple) -> None:

@@ -6,6 +6,8 @@ FIGURES = {
     "fig_prediction": ["prediction", "content_arms"],
     "fig_certificate": ["certificates"],
     "fig_pools": ["pools"],
+    "fig_predictors": ["predictors"],
+    **{f"fig_{part}": [part] for part in ("native", "audit", "loss") if models_of(part)},
 }
 
 

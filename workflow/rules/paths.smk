@@ -52,6 +52,12 @@ MODEL_FILES = [
 WHEELS = {wheel_name(requirement): requirement for requirement in config["wheel_hashes"]}
 
 
+def models_of(part):
+    """Models that a part of the configuration is for: all of the run's, unless it names its own."""
+    named = config[part]["models"]
+    return MODELS if named is None else named
+
+
 def wheel(requirement):
     """Path of a wheel."""
     return f"<resources>/wheels/{wheel_name(requirement)}"
@@ -63,8 +69,11 @@ def hashes(requirements):
 
 
 def model_wheels(wildcards):
-    """Paths of the wheels that a model comes in, if it does."""
-    return [wheel(requirement) for requirement in config["model_sources"][wildcards.model].get("wheels", [])]
+    """Paths of the wheels that a model comes in, or of the committed files of one that was trained here."""
+    source = config["model_sources"][wildcards.model]
+    if source["source"] == "trained":
+        return [f"{source['path']}/{file}" for file in REFERENCE_FILES]
+    return [wheel(requirement) for requirement in source.get("wheels", [])]
 
 
 def of_model(pattern):

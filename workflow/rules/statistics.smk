@@ -5,12 +5,20 @@ TABLES = [
     "recovered",
     "content_arms",
     "prediction",
+    "predictors",
+    "edges",
     "cells",
     "certificates",
     "pools",
     "invariants",
     "kappa_quantiles",
 ]
+# Those of the other parts that the run has.
+MORE_TABLES = [
+    *(part for part in ("native", "weights", "exact", "audit", "loss") if models_of(part)),
+    *(["bounds", "structured_cells"] if config["structured"]["arms"] else []),
+]
+CONFIG_FILE = f"config/{config['run']}.yaml"
 
 
 rule merge_instances:
@@ -71,9 +79,12 @@ rule summary:
     input:
         instances="<results>/instances.parquet",
         tables=rules.tables.output.csv,
+        more=[f"<results>/tables/{table}.csv" for table in MORE_TABLES],
         benchmark=rules.benchmark_tables.output.csv if TASKS else [],
     output:
-        report("<results>/summary.md", caption="../report/summary.rst", category="Summary"),
+        summary=report("<results>/summary.md", caption="../report/summary.rst", category="Summary"),
+        paper=report("<results>/paper.md", caption="../report/paper.rst", category="Summary"),
+        csv="<results>/paper.csv",
     log:
         "<logs>/summary.log",
     benchmark:
@@ -85,6 +96,7 @@ rule summary:
     params:
         run=config["run"],
         statistics=config["statistics"],
+        config_file=CONFIG_FILE if (ROOT / CONFIG_FILE).exists() else None,
         code=code("summary.py"),
         locked=locked("summary.py"),
     message:
