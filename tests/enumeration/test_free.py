@@ -11,7 +11,9 @@ from scipy.optimize import nnls
 
 from contourkv import Instance, best_in_pool, forced_error
 from contourkv.enumeration import best_free, free_error, price
+from contourkv.enumeration.free import _search
 from contourkv.errors import InvalidInput
+from contourkv.selectors.hull import Corral, Points
 
 
 def offsets(instance, kept):
@@ -170,6 +172,27 @@ def test_larger_pools_equal_brute_force(s, pool, d, sharpness):
     found = best_free(instance, s, pool, limit=10**6)
     assert found.exact
     assert found.error == pytest.approx(brute(instance, pool, s), rel=2e-6, abs=noise(instance))
+
+
+@pytest.mark.parametrize("s, pool, d", [(1, 12, 4), (2, 14, 6), (3, 14, 9), (4, 12, 12), (6, 12, 20), (8, 12, 14)])
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 2.5])
+def test_the_tree_alone_finds_the_best_set(s, pool, d, sharpness):
+    # Descents find most small optima by themselves: here the tree starts from the worst that a set can be.
+    instance = random_row(np.random.default_rng(10 * s + pool), 40, d, sharpness)
+    points = Points.of(instance, instance.order[:pool])
+    expected = brute(instance, pool, s)
+    corral = Corral.of(points.at, points.lift)
+    for limit in (0, 5, 20, 60, 10**5):
+        kept, levels, counts = np.arange(s)[::-1].copy(), np.array([np.inf, np.inf]), np.zeros(2, np.int64)
+        finished = _search(
+            points.at, points.gram, s, np.arange(pool), corral, kept, levels, counts, 0.0, (1 - 1e-6) ** 2, limit
+        )
+        assert np.sqrt(levels[1]) * points.scale <= expected * (1 + 1e-9)
+        assert np.sqrt(levels[0]) * points.scale >= expected * (1 - 1e-9)
+        if finished:
+            best = free_error(instance, instance.order[kept[: counts[1]]]).error
+            assert best == pytest.approx(expected, rel=2e-6)
+    assert finished
 
 
 @settings(max_examples=40)

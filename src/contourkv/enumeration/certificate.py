@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike
 from ..errors import InvalidInput
 from ..operator import Instance, check_budget, check_kept, forced_error
 from ..progress import Progress
+from ..selectors.hull import negligible_error
 from .branch import Search
 from .walk import walk
 
@@ -55,9 +56,6 @@ BOUND_STEPS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
 CP_SAT_TIME = 0.3
 """CP-SAT's deterministic time that a second of the time limit buys: it runs at half the clock or faster."""
-
-NEGLIGIBLE = 1e-13
-"""An error up to this share of the longest value is rounding of the values' differences: it counts as zero."""
 
 LARGEST_ROW = 4096
 """Keys of the longest row searched; memory grows with the square."""
@@ -161,7 +159,7 @@ def certify(
         raise InvalidInput(f"instance: certify takes up to {LARGEST_ROW} keys, got {instance.size}")
 
     incumbent_error = forced_error(instance, kept)
-    negligible = NEGLIGIBLE * float(np.linalg.norm(instance.v, axis=1).max())
+    negligible = negligible_error(instance)
     _load(method)
     started = time.monotonic()
     if incumbent_error <= negligible:

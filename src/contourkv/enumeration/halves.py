@@ -43,9 +43,10 @@ from numpy.typing import ArrayLike
 
 from ..errors import InvalidInput
 from ..operator import Instance, check_budget, check_kept, forced_error, whole_number
+from ..selectors.hull import negligible_error
 from ..selectors.swap import descend, error_of
 from .branch import ROUNDING, Search
-from .certificate import LARGEST_ROW, NEGLIGIBLE
+from .certificate import LARGEST_ROW
 from .walk import BEST, CANCELLED, MASS_ROUNDING, THRESHOLD, offer, walk
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def best_of_all(
     gram = g @ g.T
     floor_mass = floor * mass_of(p, np.arange(s))
     best = _start(instance, g, p, gram, s, incumbent, floor_mass)
-    negligible = NEGLIGIBLE * float(np.linalg.norm(instance.v, axis=1).max())
+    negligible = negligible_error(instance)
     sets = comb(count, s)
 
     proved, tested, ended = count == s or float(error_of(g, p, best)) <= negligible, 0, "none"

@@ -515,7 +515,7 @@ def from_both_starts(
 
 
 def negligible_error(instance: Instance) -> float:
-    """The free-weight error that counts as zero, in the units of the values."""
+    """The error that is rounding of the values' differences and counts as zero, in the units of the values."""
     return NEGLIGIBLE * float(np.linalg.norm(instance.v, axis=1).max())
 
 
