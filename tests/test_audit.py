@@ -23,7 +23,8 @@ from contourkv.errors import ContourKVError, InvalidInput, InvariantBroken
 from contourkv.measurement import measure_row
 from contourkv.operator import Instance
 from contourkv.selectors import observation_window, page_size
-from contourkv.statistics.audit import AUDITED, audit_table
+from contourkv.statistics.audit import audit_table
+from contourkv.statistics.columns import AUDITED
 
 IDS = ids_of(48)
 POSITIONS = [47, 30]

@@ -14,9 +14,10 @@ from contourkv.enumeration.free import best_free, free_error
 from contourkv.enumeration.pool import MassPool, best_in_pool
 from contourkv.exhaustive import exact_file, exact_row
 from contourkv.selectors.hull import geometric
-from contourkv.statistics.exhaustive import EXACT, exact_table
+from contourkv.statistics.columns import EXACT, WEIGHED
+from contourkv.statistics.exhaustive import exact_table
 from contourkv.statistics.instances import read_columns
-from contourkv.statistics.weights import WEIGHED, weights_table
+from contourkv.statistics.weights import weights_table
 from contourkv.weights import weigh_file, weigh_row
 
 LABELS = {"a": "First", "b": "Second"}

@@ -19,7 +19,8 @@ from contourkv.benchmark.tables import build_benchmark_tables
 from contourkv.errors import InvalidInput
 from contourkv.statistics import build_tables, read_table, write_tables
 from contourkv.statistics.audit import audit_table
-from contourkv.statistics.losses import LOSSES, loss_table
+from contourkv.statistics.columns import LOSSES
+from contourkv.statistics.losses import loss_table
 from contourkv.statistics.native import native_table
 
 METADATA = {"contourkv": "0.1.0", "config": ["0123456789ab"], "statistics": {"resamples": 20, "seed": 0}}
@@ -43,11 +44,11 @@ def tables(tmp_path_factory):
     return folder
 
 
-def other_tables():
+def other_tables(contexts=2):
     """Those that have rows of their own: native budgets, deployed methods, losses."""
     rng, labels = np.random.default_rng(0), {"one": "one", "two": "two"}
     keys = ["model", "arm", "input", "layer"]
-    rows = pd.MultiIndex.from_product([labels, ["code", "prose"], ["0", "1"], range(6)], names=keys).to_frame(
+    rows = pd.MultiIndex.from_product([labels, ["code", "prose"], range(contexts), range(6)], names=keys).to_frame(
         index=False
     )
     rows = rows.assign(head=0, position=9, spread=1.0, mass=0.5, dropped_mass=rng.uniform(0, 1, len(rows)))
@@ -63,7 +64,7 @@ def other_tables():
         (model, arm, f"{arm}/{index}", variant, 8, 256, 40, 64, nats + rng.uniform(0, 0.1), 3, 8)
         for model in labels
         for arm in ("code", "prose")
-        for index in range(3)
+        for index in range(contexts)
         for variant, nats in (("dense", 2.0), ("max_mass", 3.0), ("balance", 2.6), ("flat_balance", 2.7))
     ]
     return {
@@ -173,6 +174,7 @@ def test_figures_without_intervals_classes_or_certificates(tmp_path):
     for name in ("es_pool", "es_mass_pool", "es_balance_pool", "es_balance", "es_balance_second", "es_best"):
         frame[name] = frame["es_max_mass"]
     tables = write(frame.assign(best="max_mass"), tmp_path)
+    write_tables(other_tables(contexts=1), tables, METADATA)
     for name in figures.FIGURES:
         figures.draw(name, tables, tmp_path / name)
     figure = figures.draw_certificate(read_table(tables / "certificates.csv"))

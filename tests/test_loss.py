@@ -35,8 +35,9 @@ from contourkv.loss import (
 from contourkv.models.eager import eager_attention
 from contourkv.operator import Instance
 from contourkv.statistics import read_table, write_tables
+from contourkv.statistics.columns import LOSSES, VARIANTS
 from contourkv.statistics.instances import read_columns
-from contourkv.statistics.losses import LOSSES, VARIANTS, loss_table, read_losses
+from contourkv.statistics.losses import loss_table, read_losses
 from contourkv.statistics.tables import ALL_ARMS
 
 LENGTH, START, S = 64, 40, 3

@@ -12,8 +12,9 @@ from contourkv import balance, dropped_mass, forced_error, mass_bound, max_mass
 from contourkv.errors import InvalidInput
 from contourkv.measurement import rows_of
 from contourkv.native import native_file, native_row
+from contourkv.statistics.columns import NATIVE
 from contourkv.statistics.instances import read_columns
-from contourkv.statistics.native import NATIVE, native_table
+from contourkv.statistics.native import native_table
 
 SETTINGS = {"budgets": [4, 8, 16], "reference": 2, "rows": None, "seed": 3}
 

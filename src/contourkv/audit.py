@@ -31,7 +31,7 @@ from .press.observation import window_masses
 from .progress import Progress
 from .provenance import file_sha256, record
 from .selectors import deployed, max_mass
-from .statistics.audit import AUDITED
+from .statistics.columns import AUDITED
 from .statistics.instances import SLACK_ABSOLUTE, SLACK_RELATIVE, read_columns, write_columns
 
 ROWS_AT_ONCE = 256
@@ -299,7 +299,7 @@ def audit_file(
     dtype: str | None = None,
     model_name: str | None = None,
 ) -> None:
-    """Audit every context of a file and write the verdicts (parquet, columns `statistics.audit.AUDITED`) to `output`.
+    """Audit every context of a file and write the verdicts (parquet, columns `statistics.columns.AUDITED`) to `output`.
 
     Every input is checked before the weights are read; nothing is under the final name before all is there.
 

@@ -19,7 +19,7 @@ from .enumeration.pool import MassPool, Neighbourhood, RankedRow
 from .errors import InvariantBroken
 from .measurement import families_of, measure_sample, measured_from
 from .operator import Instance, dropped_mass
-from .statistics.exhaustive import EXACT
+from .statistics.columns import EXACT
 from .statistics.instances import SLACK_ABSOLUTE, SLACK_RELATIVE, write_columns
 
 
@@ -90,7 +90,7 @@ def _of(name: str, found: AllKeys, instance: Instance) -> dict[str, object]:
 
 
 def exact_file(shard_paths: Sequence[str | Path], output: str | Path, settings: Mapping, enumeration: Mapping) -> None:
-    """Decide every row of one model's shards over all keys; write parquet, see `statistics.exhaustive.EXACT`.
+    """Decide every row of one model's shards over all keys; write parquet, see `statistics.columns.EXACT`.
 
     Parameters
     ----------

@@ -34,8 +34,8 @@ from .operator import mass_order, whole_number
 from .progress import Progress
 from .provenance import record
 from .selectors.swap import descend
+from .statistics.columns import LOSSES, VARIANTS
 from .statistics.instances import write_columns
-from .statistics.losses import LOSSES, VARIANTS
 from .statistics.ratios import FLAT, derive
 
 RULES = ("dense", "max_mass", "balance")

@@ -16,8 +16,8 @@ from .errors import InvalidInput, InvariantBroken
 from .measurement import measure_sample, measured_from
 from .operator import Instance, check_budget, forced_error, spread
 from .selectors.swap import balance
+from .statistics.columns import NATIVE
 from .statistics.instances import SLACK_ABSOLUTE, SLACK_RELATIVE, write_columns
-from .statistics.native import NATIVE
 
 
 def native_row(instance: Instance, budgets: Sequence[int], reference: int) -> list[dict[str, object]]:
@@ -65,7 +65,7 @@ def native_row(instance: Instance, budgets: Sequence[int], reference: int) -> li
 
 
 def native_file(shard_paths: Sequence[str | Path], output: str | Path, settings: Mapping) -> None:
-    """Measure a seeded sample of one model's rows at native budgets; write parquet, see `statistics.native.NATIVE`.
+    """Measure a seeded sample of one model's rows at native budgets; write parquet, see `statistics.columns.NATIVE`.
 
     Parameters
     ----------

@@ -218,8 +218,9 @@ def _check_parts(config: Mapping) -> None:
     """The parts beside the enumeration: their models, positions and budgets."""
     for part in ("native", "weights", "exact", "audit", "loss"):
         for index, model in enumerate(config[part]["models"] or []):
-            if model not in config["models"]:
-                _fail((part, "models", index), f"{model} is not among the run's models")
+            if model not in config["model_sources"]:
+                known = sorted(config["model_sources"])
+                _fail((part, "models", index), f"no {model} in model_sources (models.yaml){_closest(model, known)}")
     length, audit, loss = config["contexts"]["length"], config["audit"], config["loss"]
     if audit["models"] != []:
         _check_positions(audit["positions"], length, "audit")

@@ -14,8 +14,8 @@ from .operator import Instance, forced_error
 from .selectors.hull import geometric
 from .selectors.mass import max_mass
 from .selectors.swap import balance
+from .statistics.columns import WEIGHED
 from .statistics.instances import SLACK_ABSOLUTE, SLACK_RELATIVE, write_columns
-from .statistics.weights import WEIGHED
 
 
 def weigh_row(instance: Instance, pools: Mapping[int, int], limit: int, candidates: int) -> list[dict[str, object]]:
@@ -59,7 +59,7 @@ def weigh_row(instance: Instance, pools: Mapping[int, int], limit: int, candidat
 
 
 def weigh_file(shard_paths: Sequence[str | Path], output: str | Path, settings: Mapping) -> None:
-    """Weigh a seeded sample of the rows of one model's shards; write parquet, see `statistics.weights.WEIGHED`.
+    """Weigh a seeded sample of the rows of one model's shards; write parquet, see `statistics.columns.WEIGHED`.
 
     Parameters
     ----------

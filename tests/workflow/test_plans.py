@@ -8,10 +8,24 @@ import pytest
 import yaml
 
 TEST = "config/test.yaml"
-FIGURES = {"fig1_recovered", "fig2_cells", "fig_kappa", "fig_prediction", "fig_certificate", "fig_pools"}
-STATISTICS = {"tables", "summary", *FIGURES}
-MEASURED = {"enumerate", "certify", "merge_instances", *STATISTICS}
-CAPTURED = {"capture", *MEASURED}
+FIGURES = {
+    *("fig1_recovered", "fig2_cells", "fig_kappa", "fig_prediction", "fig_certificate", "fig_pools", "fig_predictors"),
+}
+# Parts that a configuration gives models or arms: what each runs, in order.
+NATIVE = {"native", "native_table", "fig_native"}
+WEIGHTS = {"weights", "weights_table"}
+EXACT = {"exact", "exact_table"}
+AUDIT = {"audit", "audit_table", "fig_audit"}
+STRUCTURED = {"enumerate_structured", "merge_structured", "structured_tables"}
+LOSS = {"loss", "loss_table", "fig_loss"}
+MADE = {"make_structured", "make_exact_contexts", "make_loss_contexts", "capture_structured", "capture_exact"}
+PARTS = NATIVE | WEIGHTS | EXACT | AUDIT | STRUCTURED | LOSS | MADE
+DRAWN = FIGURES | {"fig_native", "fig_audit", "fig_loss"}
+STATISTICS = {"tables", "summary", *DRAWN, *(rule for rule in PARTS if rule.endswith(("_table", "_tables")))}
+GENERIC = {"enumerate", "certify", "merge_instances", "tables", "summary", *FIGURES}
+# Flat cells, and cell maps to compare with, come from the instances.
+MEASURED = GENERIC | LOSS | {"structured_tables"}
+CAPTURED = {"capture", *MEASURED, *NATIVE, *WEIGHTS}
 BENCHMARK_FIGURES = {"fig_bytes_score", "fig_comparisons", "fig_enforcing", "fig_visibility", "fig_decomposition"}
 BENCHMARK_TABLES = {"benchmark_tables", "summary", *BENCHMARK_FIGURES}
 ASKED = {"ask", "merge_answers", *BENCHMARK_TABLES}
@@ -35,7 +49,8 @@ BENCHMARK = {"make_task", "probe_costs", *ASKED}
 def test_a_fresh_copy_plans_the_whole_run(fresh, configs, counts):
     plan = fresh.plan(*configs)
     assert {rule: plan[rule] for rule in counts} == counts
-    assert set(plan) == {"fetch_wheel", "prepare_model", "make_contexts", *CAPTURED, *BENCHMARK}
+    parts = PARTS if configs in ((TEST,), ("config/paper.yaml",)) else set()
+    assert set(plan) == {"fetch_wheel", "prepare_model", "make_contexts", "capture", *GENERIC, *BENCHMARK, *parts}
 
 
 def test_a_finished_run_plans_nothing(finished):
@@ -45,15 +60,15 @@ def test_a_finished_run_plans_nothing(finished):
 @pytest.mark.parametrize(
     ("module", "rules"),
     [
-        ("figures.py", FIGURES | BENCHMARK_FIGURES),
+        ("figures.py", DRAWN | BENCHMARK_FIGURES),
         ("statistics/summary.py", {"summary", "benchmark_tables", *BENCHMARK_FIGURES}),
         ("statistics/tables.py", STATISTICS | BENCHMARK_TABLES),
-        ("enumeration/pool.py", MEASURED),
-        ("capture/recording.py", CAPTURED),
+        ("enumeration/pool.py", MEASURED | NATIVE | WEIGHTS | EXACT | AUDIT | STRUCTURED),
+        ("capture/recording.py", CAPTURED | EXACT | AUDIT | STRUCTURED | {"capture_structured", "capture_exact"}),
         ("benchmark/comparisons.py", BENCHMARK_TABLES),
         ("benchmark/costs.py", {"probe_costs", "merge_answers", *BENCHMARK_TABLES}),
         ("benchmark/answering.py", BENCHMARK - {"make_task"}),
-        ("benchmark/tasks/retrieval.py", BENCHMARK),
+        ("benchmark/tasks/retrieval.py", BENCHMARK | STRUCTURED | {"make_structured", "capture_structured"}),
     ],
 )
 def test_an_edited_module_plans_what_imports_it_and_taking_it_back_plans_nothing(finished, edited, module, rules):
@@ -79,9 +94,19 @@ def test_an_edited_script_plans_its_rule(finished, edited):
     [
         ({"statistics": {"resamples": 199}}, STATISTICS),
         ({"certificate": {"seed": 8}}, MEASURED - {"enumerate"}),
-        ({"enumeration": {"swap_keys": 24}}, MEASURED),
+        ({"enumeration": {"swap_keys": 24}}, MEASURED | EXACT | AUDIT | STRUCTURED),
         ({"capture": {"positions": [95]}}, CAPTURED),
-        ({"contexts": {"seeds": {"code": 1}}}, {"make_contexts", *CAPTURED}),
+        (
+            {"contexts": {"seeds": {"code": 1}}},
+            CAPTURED | EXACT | AUDIT | {"make_contexts", "make_loss_contexts", "make_exact_contexts", "capture_exact"},
+        ),
+        ({"native": {"rows": 11}}, NATIVE | {"summary"}),
+        ({"weights": {"rows": 7}}, WEIGHTS | {"summary"}),
+        ({"exact": {"floor": 0.25}}, EXACT | {"summary"}),
+        ({"audit": {"budgets": [8]}}, AUDIT | {"summary"}),
+        ({"structured": {"retrieval": 1}}, STRUCTURED | {"make_structured", "capture_structured", "summary"}),
+        ({"loss": {"continuation": 9}}, LOSS | {"summary"}),
+        ({"audit": {"models": []}}, {"summary"}),
         ({"contexts": {"seeds": {"dialogue": 1}}}, set()),
         ({"model_sources": {"tiny-llama": {"label": "another"}}}, STATISTICS | BENCHMARK_TABLES),
         ({"benchmark": {"comparisons": {"seed": 1}}}, BENCHMARK_TABLES),
@@ -102,7 +127,7 @@ def test_a_new_pin_plans_what_imports_the_package(finished):
     before = lock.read_text()
     lock.write_text(before.replace("matplotlib==", "matplotlib==9"))
     try:
-        assert set(finished.plan(TEST)) == FIGURES | BENCHMARK_FIGURES
+        assert set(finished.plan(TEST)) == DRAWN | BENCHMARK_FIGURES
     finally:
         lock.write_text(before)
 

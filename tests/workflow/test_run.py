@@ -52,6 +52,9 @@ def test_every_kind_of_result_is_there_and_nothing_half_written(finished):
         "tables",
         "figures",
         "summary.md",
+        "paper.md",
+        "paper.csv",
+        *("native", "weights", "exact", "audit", "structured", "loss"),
         "benchmark",
     }
     assert {name.rpartition(".")[2] for name in files if name.startswith("figures/")} == {"pdf", "png"}

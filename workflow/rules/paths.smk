@@ -53,9 +53,9 @@ WHEELS = {wheel_name(requirement): requirement for requirement in config["wheel_
 
 
 def models_of(part):
-    """Models that a part of the configuration is for: all of the run's, unless it names its own."""
+    """Models that a part of the configuration is for: all of the run's, or those of them that it names."""
     named = config[part]["models"]
-    return MODELS if named is None else named
+    return [model for model in MODELS if named is None or model in named]
 
 
 def wheel(requirement):

@@ -10,27 +10,10 @@ import numpy as np
 import pandas as pd
 
 from .bootstrap import Scope
+from .columns import AUDITED
 from .merging import read_many
 from .tables import ALL_MODELS, Row, write_tables
 
-AUDITED = {
-    "model": "category",
-    "arm": "category",
-    "input": "category",
-    "layer": "int16",
-    "head": "int16",
-    "kv_head": "int16",
-    "position": "int32",
-    "s": "int32",
-    "method": "category",
-    "es": "float64",
-    "mass": "float64",
-    "es_max_mass": "float64",
-    "es_pool": "float64",
-    "dropped_mass": "float64",
-    "spread": "float64",
-}
-"""Columns of the verdicts, one row an attention row, budget and method; see `contourkv.audit`."""
 LABELS = {
     "max_mass": "max-mass",
     "tova": "TOVA, the head's own row",

@@ -10,36 +10,11 @@ import numpy as np
 import pandas as pd
 
 from .bootstrap import Scope
+from .columns import EXACT
 from .merging import read_many
 from .ratios import ATTAINED
 from .tables import ALL_MODELS, MATERIAL, Row, write_tables
 
-EXACT = {
-    "model": "category",
-    "arm": "category",
-    "input": "category",
-    "layer": "int16",
-    "head": "int16",
-    "kv_head": "int16",
-    "position": "int32",
-    "s": "int32",
-    "visible": "int32",
-    "es_max_mass": "float64",
-    "es_pool": "float64",
-    "es_balance": "float64",
-    "dropped_mass": "float64",
-    "es_exact": "float64",
-    "exact_proved": "bool",
-    "exact_mass": "float64",
-    "exact_max_rank": "int32",
-    "exact_method": "category",
-    "es_floor": "float64",
-    "floor_proved": "bool",
-    "floor_mass": "float64",
-    "floor_max_rank": "int32",
-    "floor_method": "category",
-}
-"""Columns of the rows decided over all keys, one row an attention row; see `contourkv.exhaustive`."""
 CAPTION = (
     "Every row decided over ALL of its keys, among all sets (all) and among those that keep at least the floor's share "
     "of max-mass's mass (floor): share proved; kappa = es(max-mass) / es(best), median and p90; share where max-mass "

@@ -11,26 +11,11 @@ import pandas as pd
 
 from ..errors import InvalidInput
 from .bootstrap import Estimate, Scope
+from .columns import LOSSES, VARIANTS
 from .instances import read_columns
 from .merging import combine
 from .tables import ALL_ARMS, Row, write_tables
 
-VARIANTS = ("dense", "max_mass", "balance", "flat_balance")
-"""All cells by one rule; the last is balance on the flat cells and max-mass on the rest."""
-
-LOSSES = {
-    "model": "category",
-    "arm": "category",
-    "input": "category",
-    "variant": "category",
-    "s": "int32",
-    "candidates": "int32",
-    "start": "int32",
-    "tokens": "int32",
-    "nats": "float64",
-    "flat_cells": "int32",
-    "cells": "int32",
-}
 MEASURED = ["model", "arm", "input", "s", "variant"]
 
 

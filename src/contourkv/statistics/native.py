@@ -11,28 +11,11 @@ import numpy as np
 import pandas as pd
 
 from .bootstrap import Scope
+from .columns import NATIVE
 from .estimators import weighted_quantiles
 from .merging import read_many
 from .tables import Row, write_tables
 
-NATIVE = {
-    "model": "category",
-    "arm": "category",
-    "input": "category",
-    "layer": "int16",
-    "head": "int16",
-    "kv_head": "int16",
-    "position": "int32",
-    "s": "int32",
-    "visible": "int32",
-    "es_max_mass": "float64",
-    "es_balance": "float64",
-    "dropped_mass": "float64",
-    "bound": "float64",
-    "reference_s": "int32",
-    "reference_bound": "float64",
-}
-"""Columns of the instances at native budgets, one row an attention row and budget."""
 MARKED = 0.10
 """Relative gain of balance over max-mass from which a row counts as improved."""
 CAPTION = (

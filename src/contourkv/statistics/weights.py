@@ -11,30 +11,10 @@ import pandas as pd
 
 from ..enumeration.free import price
 from .bootstrap import Scope
+from .columns import WEIGHED
 from .merging import read_many
 from .tables import ALL_MODELS, Row, write_tables
 
-WEIGHED = {
-    "model": "category",
-    "arm": "category",
-    "input": "category",
-    "layer": "int16",
-    "head": "int16",
-    "kv_head": "int16",
-    "position": "int32",
-    "s": "int32",
-    "visible": "int32",
-    "pool_keys": "int32",
-    "es_pool": "float64",
-    "ef_pool": "float64",
-    "ef_lower": "float64",
-    "ef_exact": "bool",
-    "es_max_mass": "float64",
-    "es_balance": "float64",
-    "es_geometric": "float64",
-    "mass_geometric": "float64",
-}
-"""Columns of the weighed rows, one row an attention row and budget; see `contourkv.weights`."""
 CAPTION = (
     "Free weights: pi = ES / EF over one pool, median, p90 and p99, where ES is exact and EF is exact in the share "
     "`exact` and an upper bound elsewhere, so that pi is a lower bound there; and, once renormalised, the error of the "
