@@ -65,7 +65,7 @@ test-workflow: setup
 
 test-newest: $(NEWEST_STAMP)
 	CONTOURKV_WITHOUT_KVPRESS=1 OMP_NUM_THREADS=1 $(NEWEST_VENV)/bin/python -m pytest tests/ragged tests/press \
-	  tests/capture tests/test_held.py tests/test_cli.py \
+	  tests/capture tests/test_held.py tests/test_cli.py tests/test_audit.py tests/test_loss.py \
 	  $(addprefix tests/benchmark/test_, $(addsuffix .py, $(NEWEST_BENCHMARK)))
 
 $(NEWEST_STAMP): pyproject.toml requirements.lock
