@@ -11,8 +11,7 @@ import pandas as pd
 
 from .bootstrap import Scope
 from .columns import AUDITED
-from .merging import read_many
-from .tables import ALL_MODELS, Row, write_tables
+from .tables import ALL_MODELS, Row, write_joined_table
 
 LABELS = {
     "max_mass": "max-mass",
@@ -81,14 +80,6 @@ def _row(label: str, s: int, method: str, part: Scope) -> dict:
     return row.done()
 
 
-def write_audit_table(
-    paths: Sequence[str | os.PathLike],
-    folder: str | os.PathLike,
-    run: str,
-    labels: Mapping[str, str],
-    statistics: Mapping[str, int],
-) -> list[Path]:
-    """Write the table `audit` of a run, from the files that `contourkv.audit` wrote, into `folder`."""
-    frame, metadata = read_many(paths, AUDITED)
-    table = audit_table(frame, **statistics, labels=labels)
-    return write_tables({"audit": table}, folder, {**metadata, "run": run, "statistics": statistics})
+def write_audit_table(paths: Sequence[str | os.PathLike], *where: object) -> list[Path]:
+    """Write the table `audit` of a run from the files that `contourkv.audit` wrote; see `write_joined_table`."""
+    return write_joined_table("audit", audit_table, AUDITED, paths, *where)

@@ -3,7 +3,7 @@
 A measurement that imported its table's module would run again whenever a table changes.
 """
 
-NATIVE = {
+INSTANCE = {
     "model": "category",
     "arm": "category",
     "input": "category",
@@ -12,6 +12,11 @@ NATIVE = {
     "kv_head": "int16",
     "position": "int32",
     "s": "int32",
+}
+"""What names an attention row of a model on a context, at one budget."""
+
+NATIVE = {
+    **INSTANCE,
     "visible": "int32",
     "es_max_mass": "float64",
     "es_balance": "float64",
@@ -23,14 +28,7 @@ NATIVE = {
 """Columns of the instances at native budgets, one row an attention row and budget."""
 
 WEIGHED = {
-    "model": "category",
-    "arm": "category",
-    "input": "category",
-    "layer": "int16",
-    "head": "int16",
-    "kv_head": "int16",
-    "position": "int32",
-    "s": "int32",
+    **INSTANCE,
     "visible": "int32",
     "pool_keys": "int32",
     "es_pool": "float64",
@@ -45,14 +43,7 @@ WEIGHED = {
 """Columns of the weighed rows, one row an attention row and budget; see `contourkv.weights`."""
 
 EXACT = {
-    "model": "category",
-    "arm": "category",
-    "input": "category",
-    "layer": "int16",
-    "head": "int16",
-    "kv_head": "int16",
-    "position": "int32",
-    "s": "int32",
+    **INSTANCE,
     "visible": "int32",
     "es_max_mass": "float64",
     "es_pool": "float64",
@@ -72,14 +63,7 @@ EXACT = {
 """Columns of the rows decided over all keys, one row an attention row; see `contourkv.exhaustive`."""
 
 AUDITED = {
-    "model": "category",
-    "arm": "category",
-    "input": "category",
-    "layer": "int16",
-    "head": "int16",
-    "kv_head": "int16",
-    "position": "int32",
-    "s": "int32",
+    **INSTANCE,
     "method": "category",
     "es": "float64",
     "mass": "float64",

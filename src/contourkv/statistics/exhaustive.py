@@ -11,9 +11,8 @@ import pandas as pd
 
 from .bootstrap import Scope
 from .columns import EXACT
-from .merging import read_many
 from .ratios import ATTAINED
-from .tables import ALL_MODELS, MATERIAL, Row, write_tables
+from .tables import ALL_MODELS, MATERIAL, Row, write_joined_table
 
 CAPTION = (
     "Every row decided over ALL of its keys, among all sets (all) and among those that keep at least the floor's share "
@@ -64,14 +63,6 @@ def exact_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[
     return table
 
 
-def write_exact_table(
-    paths: Sequence[str | os.PathLike],
-    folder: str | os.PathLike,
-    run: str,
-    labels: Mapping[str, str],
-    statistics: Mapping[str, int],
-) -> list[Path]:
-    """Write the table `exact` of a run, from the files that `contourkv.exhaustive` wrote, into `folder`."""
-    frame, metadata = read_many(paths, EXACT)
-    table = exact_table(frame, **statistics, labels=labels)
-    return write_tables({"exact": table}, folder, {**metadata, "run": run, "statistics": statistics})
+def write_exact_table(paths: Sequence[str | os.PathLike], *where: object) -> list[Path]:
+    """Write the table `exact` of a run from the files that `contourkv.exhaustive` wrote; see `write_joined_table`."""
+    return write_joined_table("exact", exact_table, EXACT, paths, *where)

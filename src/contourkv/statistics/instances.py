@@ -14,6 +14,7 @@ import pandas as pd
 
 from ..errors import InvalidInput, InvariantBroken
 from ..provenance import atomic_path
+from .columns import INSTANCE
 
 SLACK_RELATIVE, SLACK_ABSOLUTE = 1e-9, 1e-12
 """Rounding allowed to the invariants."""
@@ -21,14 +22,7 @@ SLACK_RELATIVE, SLACK_ABSOLUTE = 1e-9, 1e-12
 KEYS = ["model", "arm", "input", "layer", "head", "position", "s"]
 METHODS = ["max_mass", "pool", "balance", "balance_second"]
 MEASURED = {
-    "model": "category",
-    "arm": "category",
-    "input": "category",
-    "layer": "int16",
-    "head": "int16",
-    "kv_head": "int16",
-    "position": "int32",
-    "s": "int32",
+    **INSTANCE,
     "visible": "int32",
     "es_max_mass": "float64",
     "es_pool": "float64",

@@ -13,8 +13,7 @@ import pandas as pd
 from .bootstrap import Scope
 from .columns import NATIVE
 from .estimators import weighted_quantiles
-from .merging import read_many
-from .tables import Row, write_tables
+from .tables import Row, write_joined_table
 
 MARKED = 0.10
 """Relative gain of balance over max-mass from which a row counts as improved."""
@@ -58,17 +57,9 @@ def native_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping
     return table
 
 
-def write_native_table(
-    paths: Sequence[str | os.PathLike],
-    folder: str | os.PathLike,
-    run: str,
-    labels: Mapping[str, str],
-    statistics: Mapping[str, int],
-) -> list[Path]:
-    """Write the table `native` of a run, from the files that `contourkv.native` wrote, into `folder`."""
-    frame, metadata = read_many(paths, NATIVE)
-    table = native_table(frame, **statistics, labels=labels)
-    return write_tables({"native": table}, folder, {**metadata, "run": run, "statistics": statistics})
+def write_native_table(paths: Sequence[str | os.PathLike], *where: object) -> list[Path]:
+    """Write the table `native` of a run from the files that `contourkv.native` wrote; see `write_joined_table`."""
+    return write_joined_table("native", native_table, NATIVE, paths, *where)
 
 
 def _ratio_of_medians(part: Scope, weights: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from ..provenance import VERSION, atomic_path, digest, write_text
 from .bootstrap import Estimate, Scope
 from .estimators import auc_by_resample, weighted_share
 from .instances import check_invariants
+from .merging import read_many
 from .ratios import FLAT, GAP, derive
 
 ALL_MODELS = "all models"
@@ -101,6 +102,32 @@ def write_tables(tables: Mapping[str, pd.DataFrame], folder: str | os.PathLike, 
         write_text(md, f"{caption}\n\n{markdown(table, name)}\nProvenance: {line}\n")
         written += [csv, md]
     return written
+
+
+def write_joined_table(
+    name: str,
+    build: Callable[..., pd.DataFrame],
+    columns: Mapping[str, str],
+    paths: Sequence[str | os.PathLike],
+    folder: str | os.PathLike,
+    run: str,
+    labels: Mapping[str, str],
+    statistics: Mapping[str, int],
+) -> list[Path]:
+    """Write the table `name` that `build` makes of several parquet files' rows.
+
+    Parameters
+    ----------
+    build : called as build(frame, resamples, seed, labels=labels)
+    columns : of the files, name -> dtype
+    paths : files
+    folder, run : where it goes, and the run's name for the provenance
+    labels : model -> label, in the order to show them
+    statistics : resamples, seed
+    """
+    frame, metadata = read_many(paths, dict(columns))
+    table = build(frame, **statistics, labels=labels)
+    return write_tables({name: table}, folder, {**metadata, "run": run, "statistics": statistics})
 
 
 def read_tables(folder: str | os.PathLike) -> dict[str, pd.DataFrame]:

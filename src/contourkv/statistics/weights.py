@@ -12,8 +12,7 @@ import pandas as pd
 from ..enumeration.free import price
 from .bootstrap import Scope
 from .columns import WEIGHED
-from .merging import read_many
-from .tables import ALL_MODELS, Row, write_tables
+from .tables import ALL_MODELS, Row, write_joined_table
 
 CAPTION = (
     "Free weights: pi = ES / EF over one pool, median, p90 and p99, where ES is exact and EF is exact in the share "
@@ -57,14 +56,6 @@ def weights_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mappin
     return table
 
 
-def write_weights_table(
-    paths: Sequence[str | os.PathLike],
-    folder: str | os.PathLike,
-    run: str,
-    labels: Mapping[str, str],
-    statistics: Mapping[str, int],
-) -> list[Path]:
-    """Write the table `weights` of a run, from the files that `contourkv.weights` wrote, into `folder`."""
-    frame, metadata = read_many(paths, WEIGHED)
-    table = weights_table(frame, **statistics, labels=labels)
-    return write_tables({"weights": table}, folder, {**metadata, "run": run, "statistics": statistics})
+def write_weights_table(paths: Sequence[str | os.PathLike], *where: object) -> list[Path]:
+    """Write the table `weights` of a run from the files that `contourkv.weights` wrote; see `write_joined_table`."""
+    return write_joined_table("weights", weights_table, WEIGHED, paths, *where)
