@@ -3,17 +3,7 @@
 A measurement that imported its table's module would run again whenever a table changes.
 """
 
-INSTANCE = {
-    "model": "category",
-    "arm": "category",
-    "input": "category",
-    "layer": "int16",
-    "head": "int16",
-    "kv_head": "int16",
-    "position": "int32",
-    "s": "int32",
-}
-"""What names an attention row of a model on a context, at one budget."""
+from .instances import INSTANCE
 
 NATIVE = {
     **INSTANCE,

@@ -14,13 +14,23 @@ import pandas as pd
 
 from ..errors import InvalidInput, InvariantBroken
 from ..provenance import atomic_path
-from .columns import INSTANCE
 
 SLACK_RELATIVE, SLACK_ABSOLUTE = 1e-9, 1e-12
 """Rounding allowed to the invariants."""
 
 KEYS = ["model", "arm", "input", "layer", "head", "position", "s"]
 METHODS = ["max_mass", "pool", "balance", "balance_second"]
+INSTANCE = {
+    "model": "category",
+    "arm": "category",
+    "input": "category",
+    "layer": "int16",
+    "head": "int16",
+    "kv_head": "int16",
+    "position": "int32",
+    "s": "int32",
+}
+"""What names an attention row of a model on a context, at one budget."""
 MEASURED = {
     **INSTANCE,
     "visible": "int32",
