@@ -154,6 +154,8 @@ class RectangleLayer(CacheLayerMixin):
     def get_max_cache_shape(self) -> int:
         return -1
 
+    get_max_length = get_max_cache_shape
+
     def held_parts(self) -> Iterator[tuple[str, torch.Tensor, int]]:
         """(kind, tensor, bytes in use) of everything that the layer owns."""
         for rectangle in self.rectangles:
