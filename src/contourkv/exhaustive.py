@@ -99,17 +99,15 @@ def exact_file(shard_paths: Sequence[str | Path], output: str | Path, settings: 
     enumeration : the config section `enumeration`: families of budget s, swap_keys
     """
     s = settings["s"]
-    families = families_of({**enumeration, "budgets": [s]})[s]
-    numbers = (settings[key] for key in ("floor", "tolerance", "most_work"))
-    one = partial(_row, s, families, enumeration["swap_keys"], *numbers)
+    one = partial(
+        exact_row,
+        s=s,
+        families=families_of({**enumeration, "budgets": [s]})[s],
+        swap_keys=enumeration["swap_keys"],
+        **{key: settings[key] for key in ("floor", "tolerance", "most_work")},
+    )
     frame = measure_sample(shard_paths, one, f"exact s={s}", settings["rows"], settings["seed"])
     meta = measured_from(
         Shard(shard_paths[0]).metadata, {"exact": settings, "enumeration": enumeration}, exact=settings["seed"]
     )
     write_columns(output, frame, EXACT, meta)
-
-
-def _row(
-    s: int, families: Sequence, swap_keys: int, floor: float, tolerance: float, work: float, row: Instance
-) -> list:
-    return exact_row(row, s, families, swap_keys, floor, tolerance, work)

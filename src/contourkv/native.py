@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from .capture.shard import Shard
 from .errors import InvalidInput, InvariantBroken
 from .measurement import measure_sample, measured_from
-from .operator import Instance, check_budget, forced_error, spread
+from .operator import Instance, dropped_mass, forced_error, spread
+from .selectors.mass import max_mass
 from .selectors.swap import balance
 from .statistics.columns import NATIVE
 from .statistics.instances import SLACK_ABSOLUTE, SLACK_RELATIVE, write_columns
@@ -39,13 +38,9 @@ def native_row(instance: Instance, budgets: Sequence[int], reference: int) -> li
         Balance ends above max-mass, from where it starts.
     """
     twice = 2.0 * spread(instance)
-
-    def dropped(s: int) -> float:
-        return float(instance.p[instance.order[s:]].sum())
-
     records = []
-    for s in (check_budget(s, instance.size) for s in budgets):
-        heaviest = forced_error(instance, np.sort(instance.order[:s]))
+    for s in budgets:
+        heaviest = forced_error(instance, max_mass(instance, s))
         swapped = forced_error(instance, balance(instance, s))
         if swapped > heaviest * (1 + SLACK_RELATIVE) + SLACK_ABSOLUTE:
             raise InvariantBroken(f"s = {s}: balance has the error {swapped:.17g}, max-mass {heaviest:.17g}")
@@ -55,10 +50,10 @@ def native_row(instance: Instance, budgets: Sequence[int], reference: int) -> li
                 "visible": instance.size,
                 "es_max_mass": heaviest,
                 "es_balance": min(swapped, heaviest),
-                "dropped_mass": dropped(s),
-                "bound": twice * dropped(s),
+                "dropped_mass": dropped_mass(instance, s),
+                "bound": twice * dropped_mass(instance, s),
                 "reference_s": reference,
-                "reference_bound": twice * dropped(check_budget(reference, instance.size)),
+                "reference_bound": twice * dropped_mass(instance, reference),
             }
         )
     return records
