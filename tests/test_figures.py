@@ -17,11 +17,15 @@ from contourkv.benchmark.comparisons import Answers, ComparisonSettings
 from contourkv.benchmark.methods import METHODS
 from contourkv.benchmark.tables import build_benchmark_tables
 from contourkv.errors import InvalidInput
+from contourkv.registered import NAMES, Bound
 from contourkv.statistics import build_tables, read_table, write_tables
 from contourkv.statistics.audit import audit_table
 from contourkv.statistics.columns import LOSSES
+from contourkv.statistics.exhaustive import exact_table
 from contourkv.statistics.losses import loss_table
 from contourkv.statistics.native import native_table
+from contourkv.statistics.structured import bounds_table
+from contourkv.statistics.weights import weights_table
 
 METADATA = {"contourkv": "0.1.0", "config": ["0123456789ab"], "statistics": {"resamples": 20, "seed": 0}}
 
@@ -45,14 +49,14 @@ def tables(tmp_path_factory):
 
 
 def other_tables(contexts=2):
-    """Those that have rows of their own: native budgets, deployed methods, losses."""
+    """Those that have rows of their own: native budgets, weights, exact rows, deployed methods, losses, bounds."""
     rng, labels = np.random.default_rng(0), {"one": "one", "two": "two"}
     keys = ["model", "arm", "input", "layer"]
     rows = pd.MultiIndex.from_product([labels, ["code", "prose"], range(contexts), range(6)], names=keys).to_frame(
         index=False
     )
     rows = rows.assign(head=0, position=9, spread=1.0, mass=0.5, dropped_mass=rng.uniform(0, 1, len(rows)))
-    native, audit = [], []
+    native, audit, weights = [], [], []
     for s in (64, 128, 256):
         error = rng.uniform(1, 2, len(rows))
         swapped = error * rng.uniform(0.8, 1, len(rows))
@@ -60,6 +64,18 @@ def other_tables(contexts=2):
         for method in ("snapkv", "h2o"):
             lost = error * rng.uniform(1, 5, len(rows))
             audit.append(rows.assign(s=s, method=method, es=lost, es_max_mass=error, es_pool=np.nan))
+        # Of budgets as small as those of the enumeration, else alike.
+        found = {"es_pool": 0.9 * swapped, "ef_pool": swapped * rng.uniform(0.1, 0.9, len(rows)), "ef_exact": True}
+        found |= {"es_max_mass": error, "es_balance": swapped, "es_geometric": error * rng.uniform(0.9, 2, len(rows))}
+        weights.append(rows.assign(s=s // 16, pool_keys=24, mass_geometric=0.4, **found))
+    exact = rows.assign(s=4, visible=256, es_max_mass=error, es_pool=swapped)
+    for name in ("exact", "floor"):
+        best = swapped * np.where(rng.uniform(0, 1, len(rows)) < 0.3, 0.7, 1.0)
+        more = {f"es_{name}": best, f"{name}_proved": True, f"{name}_mass": 0.2, f"{name}_max_rank": 40}
+        exact = exact.assign(**more)
+    structured = make_instances({"one": (2, 2, 1), "two": (2, 2, 1)}, per_arm=contexts)
+    structured["retrieval"] = structured["position"] == structured["position"].max()
+    bounds = [Bound(name, name, 0.5, name != "auc", "-") for name in NAMES]
     losses = [
         (model, arm, f"{arm}/{index}", variant, 8, 256, 40, 64, nats + rng.uniform(0, 0.1), 3, 8)
         for model in labels
@@ -71,6 +87,9 @@ def other_tables(contexts=2):
         "native": native_table(pd.concat(native).assign(reference_s=8), 20, 0, labels),
         "audit": audit_table(pd.concat(audit), 20, 0, labels),
         "loss": loss_table(pd.DataFrame(losses, columns=list(LOSSES)), 20, 0, labels),
+        "weights": weights_table(pd.concat(weights), 20, 0, labels),
+        "exact": exact_table(exact, 20, 0, labels),
+        "bounds": bounds_table(structured, bounds, ["0"], "0", 20, 0, labels),
     }
 
 

@@ -442,11 +442,7 @@ def draw_audit(table: pd.DataFrame) -> Figure:
                 at = np.arange(len(budgets)) + (number - (len(methods) - 1) / 2) * 0.07
                 axis.vlines(at, rows["over_max_mass_low"], rows["over_max_mass_high"], color=colour, lw=1.2)
                 axis.plot(at, rows["over_max_mass"], color=colour, marker=marker, ls=dash, ms=4.5, lw=1.2)
-            axis.axhline(1, color="black", lw=0.8, zorder=1)
-            axis.set_yscale("log")
-            axis.yaxis.set_major_locator(FixedLocator([1, 1.5, 2, 3, 5, 10, 20, 50]))
-            axis.yaxis.set_minor_locator(NullLocator())
-            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            _ratio_axis(axis)
             axis.set_title(model)
             _budget_axis(axis, budgets)
         for axis in axes.ravel()[len(models) :]:
@@ -489,6 +485,115 @@ def draw_loss(table: pd.DataFrame) -> Figure:
             Line2D([], [], ls=(0, (4, 2)), color=GREY, lw=1, label="dense"),
         ]
         _legend(figure, _model_keys(models, line=False) + more)
+    return figure
+
+
+def draw_weights(table: pd.DataFrame) -> Figure:
+    """Free weights: their price by model and budget, and what a set chosen for them costs once renormalised.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The table `weights`. Left: pi, median (filled) and p99 (open). Right: error of the geometric selection over
+        max-mass's.
+    """
+    table = _single(table)
+    models, budgets = _models(table), _budgets(table)
+    wide = _width(models, budgets) - 0.6
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(2 * wide + 0.6, 3.5)
+        left, right = figure.subplots(1, 2)
+        for number, model in enumerate(models):
+            rows, at, _ = _places(table, model, models, budgets)
+            _points(left, at, rows, "pi_p99", number, filled=False)
+            _points(left, at, rows, "pi", number)
+            _points(right, at, rows, "geometric_over_max_mass", number)
+        left.set_title("filled: median, open: p99")
+        left.set_ylabel(r"price of forced weights $\pi$ [95%] (log)")
+        right.set_title("chosen for free weights, then renormalised")
+        right.set_ylabel("median error\nover max-mass's [95%] (log)")
+        for axis in (left, right):
+            _ratio_axis(axis)
+            _budget_axis(axis, budgets)
+        _legend(figure, _model_keys(models, line=False))
+    return figure
+
+
+def draw_exact(table: pd.DataFrame) -> Figure:
+    """Exact kappa over all keys, with and without a floor on kept mass, and how often the pool's best is beaten.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The table `exact`. Left: kappa, median (filled) and p90 (open). Right: rows where a set better than the
+        pool's best exists.
+    """
+    table = _single(table)
+    models, among = _models(table), list(dict.fromkeys(table["sets"]))
+    shown = {"all": "all sets", "floor": "sets that keep\nthe floor's mass"}
+    wide = _width(models, among) - 0.8
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(2 * wide + 0.6, 3.5)
+        left, right = figure.subplots(1, 2)
+        for number, model in enumerate(models):
+            rows, at, _ = _places(table, model, models, among, "sets")
+            _points(left, at, rows, "kappa_p90", number, filled=False)
+            _points(left, at, rows, "kappa", number)
+            _points(right, at, rows, "beaten", number)
+        left.set_title("filled: median, open: p90")
+        left.set_ylabel(r"exact $\kappa$ [95%] (log)")
+        _ratio_axis(left)
+        right.set_title("a better set than the pool's exists")
+        right.set_ylabel("rows [95%]")
+        right.set_ylim(-0.03, max(0.1, right.get_ylim()[1]))
+        right.yaxis.set_major_formatter(FuncFormatter(_percent))
+        for axis in (left, right):
+            _category_axis(axis, [shown.get(name, name) for name in among], f"sets searched (s = {table['s'].iloc[0]})")
+        _legend(figure, _model_keys(models, line=False))
+    return figure
+
+
+def draw_bounds(table: pd.DataFrame) -> Figure:
+    """Registered bounds on structured contexts: each model's value beside the limit, a panel a bound.
+
+    Parameters
+    ----------
+    table : DataFrame
+        The table `bounds`. The shaded side breaks the bound.
+    """
+    models, bounds = _models(table), list(dict.fromkeys(table["bound"]))
+    shown = {
+        "pooled_c_hat": r"median $\hat c$",
+        "margin_ratio_p90": r"p90 of $\hat\kappa$, retrieval" + "\nover background rows",
+        "value_aware_share": r"retrieval rows with $\hat\kappa > 2$" + "\nat s = 8",
+        "auc": r"AUC of $\bar m_s$ for" + rf" $\hat\kappa > {FLAT}$",
+    }
+    columns = min(2, len(bounds))
+    lines = math.ceil(len(bounds) / columns)
+    with matplotlib.rc_context(STYLE):
+        figure = _figure(max(6.4, 2 * (1.2 + 0.3 * len(models))), 2.3 * lines + 0.6)
+        axes = figure.subplots(lines, columns, squeeze=False).ravel()
+        for axis, bound in zip(axes, bounds, strict=False):
+            rows = table[table["bound"] == bound]
+            sign, limit = rows["limit"].iloc[0].split()
+            for number, model in enumerate(models):
+                _points(axis, np.array([number]), rows[rows["model"] == model], "value", number)
+            bottom, top = axis.get_ylim()
+            bottom, top = min(bottom, 0.9 * float(limit), 0), max(top, 1.15 * float(limit))
+            broken = (float(limit), top) if sign == "<=" else (bottom, float(limit))
+            axis.axhspan(*broken, facecolor="#DDDDDD", zorder=0)
+            axis.axhline(float(limit), color="black", lw=0.9, zorder=1)
+            axis.set_ylim(bottom, top)
+            axis.set_ylabel(f"{shown.get(bound, bound)} [95%]")
+            axis.set_title(f"bound: {sign.replace('<=', '≤').replace('>=', '≥')} {limit}")
+            axis.set_xticks([])
+            axis.set_xlim(-0.6, len(models) - 0.4)
+            axis.grid(False, axis="x")
+        for axis in axes[len(bounds) :]:
+            axis.set_visible(False)
+        figure.align_ylabels()
+        shade = Patch(facecolor="#DDDDDD", label="breaks the bound")
+        _legend(figure, [*_model_keys(models, line=False), shade])
     return figure
 
 
@@ -896,6 +1001,9 @@ FIGURES: dict[str, tuple[Callable[..., Figure], tuple[str, ...], str]] = {
     "fig_pools": (draw_pools, ("pools",), "How often less error is known than over the enumerated sets"),
     "fig_predictors": (draw_predictors, ("predictors",), "What tells a row in advance"),
     "fig_native": (draw_native, ("native",), "Native budgets"),
+    "fig_weights": (draw_weights, ("weights",), "The price of forced weights"),
+    "fig_exact": (draw_exact, ("exact",), "Exact kappa over all keys"),
+    "fig_bounds": (draw_bounds, ("bounds",), "Registered bounds on structured contexts"),
     "fig_audit": (draw_audit, ("audit",), "Deployed methods on rows"),
     "fig_loss": (draw_loss, ("loss",), "Loss in the forward pass"),
 }
@@ -1029,6 +1137,14 @@ def _points(axis: Axes, at: np.ndarray, rows: pd.DataFrame, column: str, number:
 
 def _budget_axis(axis: Axes, budgets: Sequence[str]) -> None:
     _category_axis(axis, budgets, "budget s (keys kept)")
+
+
+def _ratio_axis(axis: Axes) -> None:
+    axis.axhline(1, color="black", lw=0.8, zorder=1)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(FixedLocator([0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100]))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _category_axis(axis: Axes, names: Sequence[str], label: str) -> None:

@@ -13,18 +13,18 @@ FIGURES = {
 }
 # Parts that a configuration gives models or arms: what each runs, in order.
 NATIVE = {"native", "native_table", "fig_native"}
-WEIGHTS = {"weights", "weights_table"}
-EXACT = {"exact", "exact_table"}
+WEIGHTS = {"weights", "weights_table", "fig_weights"}
+EXACT = {"exact", "exact_table", "fig_exact"}
 AUDIT = {"audit", "audit_table", "fig_audit"}
-STRUCTURED = {"enumerate_structured", "merge_structured", "structured_tables"}
+STRUCTURED = {"enumerate_structured", "merge_structured", "structured_tables", "fig_bounds"}
 LOSS = {"loss", "loss_table", "fig_loss"}
 MADE = {"make_structured", "make_exact_contexts", "make_loss_contexts", "capture_structured", "capture_exact"}
 PARTS = NATIVE | WEIGHTS | EXACT | AUDIT | STRUCTURED | LOSS | MADE
-DRAWN = FIGURES | {"fig_native", "fig_audit", "fig_loss"}
+DRAWN = FIGURES | {rule for rule in PARTS if rule.startswith("fig_")}
 STATISTICS = {"tables", "summary", *DRAWN, *(rule for rule in PARTS if rule.endswith(("_table", "_tables")))}
 GENERIC = {"enumerate", "certify", "merge_instances", "tables", "summary", *FIGURES}
 # Flat cells, and cell maps to compare with, come from the instances.
-MEASURED = GENERIC | LOSS | {"structured_tables"}
+MEASURED = GENERIC | LOSS | {"structured_tables", "fig_bounds"}
 CAPTURED = {"capture", *MEASURED, *NATIVE, *WEIGHTS}
 BENCHMARK_FIGURES = {"fig_bytes_score", "fig_comparisons", "fig_enforcing", "fig_visibility", "fig_decomposition"}
 BENCHMARK_TABLES = {"benchmark_tables", "summary", *BENCHMARK_FIGURES}

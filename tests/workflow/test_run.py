@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import zipfile
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -39,6 +41,36 @@ def made(copy: Copy) -> dict[str, str]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     files = [path for path in files if path.relative_to(folder).parts[0] not in ("logs", "benchmarks")]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_the_report_shows_tables_and_figures_by_the_papers_sections(finished, tmp_path):
+    archive = tmp_path / "report.zip"
+    done = finished.run("--report", str(archive), "--configfile", "config/test.yaml")
+    assert done.returncode == 0, done.stdout[-3000:]
+    with zipfile.ZipFile(archive) as files:
+        html = files.read("report/report.html").decode()
+    results, categories = (
+        json.JSONDecoder().raw_decode(html, html.index(f"var {name} = {{") + len(f"var {name} = "))[0]
+        for name in ("results", "categories")
+    )
+    found = {
+        category: {Path(path).stem for paths in kinds.values() for path in paths}
+        for category, kinds in categories.items()
+    }
+    assert sum(map(len, found.values())) == len(results)
+    captions = {path: result["caption"] for path, result in results.items()}
+    assert all(len(caption) > 40 for caption in captions.values())
+    assert len(set(captions.values())) == len(captions)
+    assert sorted(found) == [
+        "1 Summary",
+        "2 Enumeration",
+        "3 Prediction",
+        "4 Deployed selectors",
+        "5 Bytes and downstream",
+    ]
+    assert {"kappa", "fig1_recovered", "weights", "fig_weights", "exact", "fig_exact"} <= found["2 Enumeration"]
+    assert {"cells", "fig2_cells", "bounds", "fig_bounds"} <= found["3 Prediction"]
+    assert found["4 Deployed selectors"] == {"audit", "fig_audit", "loss", "fig_loss"}
 
 
 def test_every_kind_of_result_is_there_and_nothing_half_written(finished):

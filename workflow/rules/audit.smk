@@ -35,7 +35,7 @@ rule audit_table:
     input:
         expand("<results>/audit/{model}/{arm}.parquet", model=AUDITED, arm=ARMS),
     output:
-        csv=report("<results>/tables/audit.csv", caption="../report/audit.rst", category="Tables"),
+        csv=shown("<results>/tables/audit.csv", "audit"),
         md="<results>/tables/audit.md",
     log:
         "<logs>/audit_table.log",

@@ -75,7 +75,7 @@ rule exact_table:
     input:
         expand("<results>/exact/{model}.parquet", model=EXACT_MODELS),
     output:
-        csv=report("<results>/tables/exact.csv", caption="../report/exact.rst", category="Tables"),
+        csv=shown("<results>/tables/exact.csv", "exact"),
         md="<results>/tables/exact.md",
     log:
         "<logs>/exact_table.log",

@@ -7,7 +7,8 @@ FIGURES = {
     "fig_certificate": ["certificates"],
     "fig_pools": ["pools"],
     "fig_predictors": ["predictors"],
-    **{f"fig_{part}": [part] for part in ("native", "audit", "loss") if models_of(part)},
+    **{f"fig_{part}": [part] for part in ("native", "weights", "exact", "audit", "loss") if models_of(part)},
+    **({"fig_bounds": ["bounds"]} if config["structured"]["arms"] else {}),
 }
 
 
@@ -20,7 +21,7 @@ for figure, tables in FIGURES.items():
             expand("<results>/tables/{table}.csv", table=tables),
         output:
             pdf=f"<results>/figures/{figure}.pdf",
-            png=report(f"<results>/figures/{figure}.png", caption=f"../report/{figure}.rst", category="Figures"),
+            png=shown(f"<results>/figures/{figure}.png", figure, *tables),
         log:
             f"<logs>/figures/{figure}.log",
         benchmark:

@@ -54,7 +54,7 @@ rule loss_table:
     input:
         expand("<results>/loss/{model}/{arm}.parquet", model=LOST, arm=ARMS),
     output:
-        csv=report("<results>/tables/loss.csv", caption="../report/loss.rst", category="Tables"),
+        csv=shown("<results>/tables/loss.csv", "loss"),
         md="<results>/tables/loss.md",
     log:
         "<logs>/loss_table.log",

@@ -29,7 +29,7 @@ rule native_table:
     input:
         expand("<results>/native/{model}.parquet", model=NATIVE_MODELS),
     output:
-        csv=report("<results>/tables/native.csv", caption="../report/native.rst", category="Tables"),
+        csv=shown("<results>/tables/native.csv", "native"),
         md="<results>/tables/native.md",
     log:
         "<logs>/native_table.log",

@@ -52,6 +52,37 @@ MODEL_FILES = [
 WHEELS = {wheel_name(requirement): requirement for requirement in config["wheel_hashes"]}
 
 
+# Where the report shows a table, and the figures drawn from it: by the paper's sections.
+SECTIONS = {
+    "1 Summary": ["summary", "paper"],
+    "2 Enumeration": [
+        *("ceiling", "kappa", "kappa_quantiles", "recovered", "certificates", "pools", "invariants"),
+        *("native", "weights", "exact"),
+    ],
+    "3 Prediction": [
+        *("prediction", "predictors", "content_arms", "edges", "cells"),
+        *("bounds", "structured_cells"),
+    ],
+    "4 Deployed selectors": ["audit", "loss"],
+    "5 Bytes and downstream": [
+        *("tasks", "scores", "comparisons", "comparison_counts", "enforcing", "visibility", "memory"),
+        *("decomposition", "reuse", "verdicts"),
+    ],
+}
+SECTION_OF = {table: section for section, tables in SECTIONS.items() for table in tables}
+
+
+def shown(path, name, *tables):
+    """A result that the report shows, a table or a figure drawn from `tables`, with the caption of its name."""
+    return report(
+        path,
+        caption=f"../report/{name}.rst",
+        category=SECTION_OF[tables[0] if tables else name],
+        subcategory="Figures" if tables else "Tables",
+        labels={"name": name},
+    )
+
+
 def models_of(part):
     """Models that a part of the configuration is for: all of the run's, or those of them that it names."""
     named = config[part]["models"]

@@ -48,11 +48,7 @@ rule tables:
     input:
         "<results>/instances.parquet",
     output:
-        csv=report(
-            expand("<results>/tables/{table}.csv", table=TABLES),
-            caption="../report/tables.rst",
-            category="Tables",
-        ),
+        csv=[shown(f"<results>/tables/{table}.csv", table) for table in TABLES],
         md=expand("<results>/tables/{table}.md", table=TABLES),
     log:
         "<logs>/tables.log",
@@ -82,8 +78,8 @@ rule summary:
         more=[f"<results>/tables/{table}.csv" for table in MORE_TABLES],
         benchmark=rules.benchmark_tables.output.csv if TASKS else [],
     output:
-        summary=report("<results>/summary.md", caption="../report/summary.rst", category="Summary"),
-        paper=report("<results>/paper.md", caption="../report/paper.rst", category="Summary"),
+        summary=shown("<results>/summary.md", "summary"),
+        paper=shown("<results>/paper.md", "paper"),
         csv="<results>/paper.csv",
     log:
         "<logs>/summary.log",

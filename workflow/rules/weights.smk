@@ -29,7 +29,7 @@ rule weights_table:
     input:
         expand("<results>/weights/{model}.parquet", model=WEIGHED),
     output:
-        csv=report("<results>/tables/weights.csv", caption="../report/weights.rst", category="Tables"),
+        csv=shown("<results>/tables/weights.csv", "weights"),
         md="<results>/tables/weights.md",
     log:
         "<logs>/weights_table.log",
