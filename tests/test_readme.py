@@ -1,7 +1,14 @@
 """The README's Python examples run, one after another in one namespace, as a reader would run them."""
 
 import re
+import runpy
 from pathlib import Path
+
+from benchmark.synthetic_answers import COMPARISONS, LABELS, make_answers
+
+from contourkv.benchmark.comparisons import Answers, ComparisonSettings
+from contourkv.benchmark.tables import build_benchmark_tables
+from contourkv.statistics import write_tables
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -30,3 +37,23 @@ def test_every_named_target_exists():
 
 def test_nothing_is_left_to_fill_in():
     assert not re.search(r"@[A-Z]+@", README.read_text(encoding="utf-8"))
+
+
+def test_tables_of_the_benchmark_come_out_of_the_csv(tmp_path):
+    frame = make_answers(models=("smollm2-135m", "gemma3-270m"), samples=8)
+    tables = build_benchmark_tables(Answers(frame, LABELS, ComparisonSettings(**COMPARISONS)))
+    write_tables(tables, tmp_path, {"contourkv": "0"})
+    made = runpy.run_path(str(README.parent / "docs/readme_tables.py"))
+    lines = made["scores"](tmp_path).splitlines()
+    cells = dict(zip(*([cell.strip() for cell in lines[i].split("|")] for i in (0, 2)), strict=True))
+    good = tables["tasks"].query("informative == 'yes'")
+    full = frame[(frame["method"] == "full") & (frame["measure"] == "accuracy")]
+    for model, label in LABELS.items():
+        tasks = good.loc[good["model"] == label, "task"]
+        own = full[(full["model"] == model) & full["task"].isin(tasks)]
+        expected = own.groupby("task")["score"].mean().mean()
+        (found,) = (cell for name, cell in cells.items() if name.startswith(f"{label}: accuracy"))
+        assert cells["method"] == "Full cache" and found == f"{expected:.2f}"
+    for part in ("comparisons", "enforcing", "visibility"):
+        assert len(made[part](tmp_path).splitlines()) > 2, part
+    assert made["memory"](tmp_path)

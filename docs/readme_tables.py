@@ -1,0 +1,158 @@
+"""The tables of README.md's "What a byte buys", out of a run's benchmark tables.
+
+Usage: python docs/readme_tables.py results/offline/benchmark
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from contourkv.benchmark.claims import POOLED
+from contourkv.benchmark.methods import AGNOSTIC, ENFORCED, METHODS, PUBLISHED, RECTANGULAR
+from contourkv.statistics import read_table
+from contourkv.statistics.summary import lines_table
+from contourkv.statistics.tables import ALL_MODELS
+
+MINE = METHODS["contour_kvzip"].label
+BUDGET = 0.25
+LENGTH = 1024
+
+
+def percent(share: float) -> str:
+    return "–" if np.isnan(share) else f"{100 * share:.0f}%"
+
+
+def points(row: pd.Series, name: str) -> str:
+    return f"{row[name]:.1f} [{row[f'{name}_low']:.1f}, {row[f'{name}_high']:.1f}]"
+
+
+def across(table: pd.DataFrame, budgets: list, cell) -> list[str]:
+    """One cell a budget, – where the table has none."""
+    rows = table.set_index("budget")
+    return [cell(rows.loc[budget]) if budget in rows.index else "–" for budget in budgets]
+
+
+def scores(folder: Path) -> str:
+    """Bytes as published; then, at the enforced bytes, accuracy by budget and the loss of continuations in nats."""
+    table = read_table(folder / "scores.csv")
+    table = table[(table["visibility"] == AGNOSTIC) & (table["informative"] == "yes")]
+    models, budgets = list(dict.fromkeys(table["model"])), sorted(set(table["budget"]) - {1.0})
+    accuracy = table[table["measure"] == "accuracy"]
+    nats = table[(table["measure"] == "nats") & table["task"].str.startswith("continuation")]
+    lines = []
+    for method in METHODS.values():
+        storage = ENFORCED if ENFORCED in method.storages else PUBLISHED
+        own = table[(table["method"] == method.label) & (table["storage"] == PUBLISHED)]
+        held = own.loc[own["budget"].isin([BUDGET, 1.0]), "held_share"].mean()
+        line = [method.label, "–" if np.isnan(held) else f"{100 * held:.1f}%"]
+        for model in models:
+            right, lost = (
+                rows[(rows["model"] == model) & (rows["method"] == method.label) & (rows["storage"] == storage)]
+                for rows in (accuracy, nats)
+            )
+            means = right.groupby("budget", as_index=False)["score"].mean()
+            if len(means) == 1:
+                line.append(f"{means['score'].iloc[0]:.2f}")
+            else:
+                line.append(" / ".join(across(means, budgets, lambda row: f"{row['score']:.2f}")).replace("nan", "–"))
+            loss = -lost.loc[lost["budget"].isin([BUDGET, 1.0]), "score"].mean()
+            line.append("–" if np.isnan(loss) else f"{loss:.2f}")
+        lines.append(line)
+    header = ["method", f"published, at {percent(BUDGET)}, holds"]
+    at = " / ".join(f"{100 * budget:.0f}" for budget in budgets)
+    for model in models:
+        header += [f"{model}: accuracy at {at}%", f"loss at {percent(BUDGET)}"]
+    return lines_table(header, lines)
+
+
+def comparisons(folder: Path) -> str:
+    """Wins, losses and ties of ContourKV over KVzip's scores, and of every ContourKV against KVzip."""
+    table = read_table(folder / "comparison_counts.csv")
+    table = table[table["model"] == ALL_MODELS]
+    pairs = [(MINE, peer) for peer in dict.fromkeys(table["peer"])]
+    compactor = METHODS["contour_compactor"].label
+    pairs += [(compactor, METHODS["compactor"].label)]
+    pairs += [(method.label, METHODS["kvzip"].label) for method in METHODS.values() if method.keeps == "ragged"][1:]
+    lines = []
+    for method, peer in pairs:
+        rows = table[(table["method"] == method) & (table["peer"] == peer)].set_index("peer_storage")
+        line, shares, mine = [method, peer], {}, "–"
+        for storage in (PUBLISHED, ENFORCED, RECTANGULAR):
+            if storage not in rows.index:
+                line.append("–")
+                continue
+            row = rows.loc[storage]
+            counts, kept = (
+                " / ".join(str(int(row[f"{prefix}{name}"])) for name in ("wins", "losses", "ties"))
+                for prefix in ("", "holm_")
+            )
+            line.append(f"{counts} ({kept})")
+            shares[storage] = percent(row["peer_held_share"])
+            mine = percent(row["held_share"])
+        lines.append([*line[:2], mine, shares.get(PUBLISHED, "–"), *line[2:]])
+    header = ["method", "peer", "it holds", "published peer holds", "against the peer as published", "enforced"]
+    return lines_table([*header, "rectangular"], lines)
+
+
+def enforcing(folder: Path) -> str:
+    """Points lost by enforcing, ragged and rectangular."""
+    table = read_table(folder / "enforcing.csv")
+    table = table[(table["task"] == POOLED) & (table["visibility"] == AGNOSTIC)]
+    budgets = sorted(set(table["budget"]))
+    lines = [
+        [model, method, storage, *across(rows, budgets, lambda row: points(row, "lost"))]
+        for (model, method, storage), rows in table.groupby(["model", "method", "storage"], sort=False)
+        if rows["lost"].notna().any()
+    ]
+    return lines_table(["model", "selection", "storage", *(f"at {percent(b)}" for b in budgets)], lines)
+
+
+def visibility(folder: Path) -> str:
+    """Points gained by seeing the question, at the enforced bytes."""
+    table = read_table(folder / "visibility.csv")
+    table = table[(table["task"] == POOLED) & (table["storage"] == ENFORCED)]
+    budgets = sorted(set(table["budget"]))
+    lines = [
+        [model, method, *across(rows, budgets, lambda row: points(row, "gained"))]
+        for (model, method), rows in table.groupby(["model", "method"], sort=False)
+        if rows["gained"].notna().any()
+    ]
+    return lines_table(["model", "method", *(f"at {percent(b)}" for b in budgets)], lines)
+
+
+def memory(folder: Path) -> str:
+    """Bytes, seconds and tokens a second of each method at one length and budget."""
+    table = read_table(folder / "memory.csv")
+    table = table[(table["length"] == LENGTH) & (table["visibility"] == AGNOSTIC) & table["budget"].isin([BUDGET, 1])]
+    models = list(dict.fromkeys(table["model"]))
+    lines = []
+    for method in METHODS.values():
+        for storage in method.storages:
+            if storage == RECTANGULAR or (storage == ENFORCED and method.keeps == "equal"):
+                continue
+            rows = table[(table["method"] == method.label) & (table["storage"] == storage)].set_index("model")
+            line = [method.label, storage]
+            for model in models:
+                row = rows.loc[model]
+                line += [
+                    "–" if np.isnan(row["held_bytes"]) else f"{row['held_bytes'] / 2**20:.1f}",
+                    "–" if np.isnan(row["held_over_nominal"]) else f"{row['held_over_nominal']:.2f}",
+                    percent(row["peak_share"]),
+                    "–" if np.isnan(row["compress_seconds"]) else f"{row['compress_seconds']:.2f}",
+                    "–" if np.isnan(row["tokens_per_s"]) else f"{row['tokens_per_s']:.1f}",
+                ]
+            lines.append(line)
+    columns = ["held, MiB", "of nominal", "peak, of full", "compress, s", "tokens/s"]
+    header = ["method", "storage"]
+    for model in models:
+        header += [f"{model}: {columns[0]}", *columns[1:]]
+    return lines_table(header, lines)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    for part in (scores, comparisons, enforcing, visibility, memory):
+        print(f"{part.__doc__}\n\n{part(Path(sys.argv[1]))}")
