@@ -10,7 +10,7 @@ from synthetic_instances import make_instances
 
 from contourkv.statistics import build_tables
 from contourkv.statistics.paper import COLUMNS, RULES, paper_table, write_paper
-from contourkv.statistics.summary import SECTIONS, judge
+from contourkv.statistics.summary import SECTIONS, build_summary, judge
 from contourkv.statistics.tables import read_table
 
 META = {"contourkv": "0.1.0", "run": "unit", "statistics": {"resamples": 50, "seed": 1}}
@@ -50,6 +50,18 @@ def test_every_claim_has_a_row_with_the_numbers_of_its_table(tables):
     assert (last["where"], last["here"], last["of"]) == ("all models, ours", 50.0, "comparisons")
     absent = table[table["table"] == "native"]
     assert set(absent["verdict"]) == {"not measured here"} and absent["here"].isna().all()
+
+
+def test_it_says_why_numbers_may_differ_and_what_models_trained_here_are_worth(tables, tmp_path):
+    write_paper(tmp_path / "paper", tables, VERDICTS, None, META)
+    text = (tmp_path / "paper.md").read_text()
+    for section in SECTIONS:
+        assert f"*{section.title}.* {section.why}" in text
+    assert "no evidence" not in text
+    trained = {**META, "trained": ["Qwen2 architecture, trained here"]}
+    write_paper(tmp_path / "paper", tables, VERDICTS, None, trained)
+    for text in ((tmp_path / "paper.md").read_text(), build_summary(tables, trained)):
+        assert "Qwen2 architecture, trained here. They show" in text and "no evidence about large models" in text
 
 
 def test_sections_are_taken_off_the_words(tables):

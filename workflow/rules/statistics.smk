@@ -93,6 +93,7 @@ rule summary:
         run=config["run"],
         statistics=config["statistics"],
         config_file=CONFIG_FILE if (ROOT / CONFIG_FILE).exists() else None,
+        trained=[LABELS[model] for model in MODELS if config["model_sources"][model]["source"] == "trained"],
         code=code("summary.py"),
         locked=locked("summary.py"),
     message:

@@ -12,7 +12,7 @@ with logged(snakemake.log[0]):
     from contourkv.statistics.tables import read_table
 
     _, metadata = read_instances(snakemake.input.instances)
-    metadata |= {"run": snakemake.params.run, "statistics": snakemake.params.statistics}
+    metadata |= {name: snakemake.params[name] for name in ("run", "statistics", "trained")}
     named = [*snakemake.input.tables, *snakemake.input.more]
     tables = {Path(path).stem: read_table(path) for path in named}
     benchmark = {Path(path).stem: read_table(path) for path in snakemake.input.benchmark}

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..provenance import write_text
-from .summary import ABSENT, SECTIONS, judged, lines_table
+from .summary import ABSENT, SECTIONS, judged, lines_table, no_evidence
 from .tables import interval, provenance_line, write_tables
 
 RULES = {
@@ -88,6 +88,8 @@ def write_paper(
 
 def _markdown(table: pd.DataFrame, metadata: dict) -> str:
     parts = [f"# The paper's claims in the run {metadata['run']}\n", f"{table.attrs['caption']}\n"]
+    if no_evidence(metadata):
+        parts.append(f"{no_evidence(metadata)}.\n")
     counts = table["verdict"].value_counts()
     parts.append(", ".join(f"{counts[name]} {name}" for name in counts.index) + f"; {len(table)} rows.\n")
     header = ["claim", "where", "paper", "here [95%]", "n", "verdict", "interval"]
@@ -98,8 +100,15 @@ def _markdown(table: pd.DataFrame, metadata: dict) -> str:
             here = interval(row["here"], row["here_low"], row["here_high"]) if known else row["note"] or "–"
             n = f"{row['n']:,} {row['of']}" if row["where"] != "–" else "–"
             lines.append([row["claim"], row["where"], row["paper"], here, n, row["verdict"], row["interval"]])
+        # Why a number may differ, from the sections of the summary whose claims stand here.
+        why = [
+            f"*{part.title}.* {part.why}\n"
+            for part in SECTIONS
+            if any(_named(claim.text)["section"] == section for claim in part.claims)
+        ]
         commands = "".join(f"    {command}\n" for command in dict.fromkeys(some["command"]))
-        parts += [f"## Section {section}\n", lines_table(header, lines), f"Computed again by:\n\n{commands}"]
+        parts += [f"## Section {section}\n", lines_table(header, lines), *why]
+        parts.append(f"Computed again by:\n\n{commands}")
     absent = sorted(set(table.loc[table["verdict"] == ABSENT, "claim"]))
     if absent:
         parts.append(f"Not measured in this run: {'; '.join(absent)}.\n")
