@@ -39,31 +39,28 @@ def scores(folder: Path) -> str:
     table = read_table(folder / "scores.csv")
     table = table[(table["visibility"] == AGNOSTIC) & (table["informative"] == "yes")]
     models, budgets = list(dict.fromkeys(table["model"])), sorted(set(table["budget"]) - {1.0})
-    accuracy = table[table["measure"] == "accuracy"]
-    nats = table[(table["measure"] == "nats") & table["task"].str.startswith("continuation")]
     lines = []
     for method in METHODS.values():
         storage = ENFORCED if ENFORCED in method.storages else PUBLISHED
-        own = table[(table["method"] == method.label) & (table["storage"] == PUBLISHED)]
-        held = own.loc[own["budget"].isin([BUDGET, 1.0]), "held_share"].mean()
-        line = [method.label, "–" if np.isnan(held) else f"{100 * held:.1f}%"]
+        line = [method.label]
         for model in models:
-            right, lost = (
-                rows[(rows["model"] == model) & (rows["method"] == method.label) & (rows["storage"] == storage)]
-                for rows in (accuracy, nats)
-            )
-            means = right.groupby("budget", as_index=False)["score"].mean()
-            if len(means) == 1:
+            own = table[(table["model"] == model) & (table["method"] == method.label)]
+            at = own["budget"].isin([BUDGET, 1.0])
+            line.append(percent(own.loc[at & (own["storage"] == PUBLISHED), "held_share"].mean()))
+            own, at = own[own["storage"] == storage], at[own["storage"] == storage]
+            means = own[own["measure"] == "accuracy"].groupby("budget", as_index=False)["score"].mean()
+            if means["score"].isna().all():
+                line.append("–")
+            elif method.keeps == "all":
                 line.append(f"{means['score'].iloc[0]:.2f}")
             else:
-                line.append(" / ".join(across(means, budgets, lambda row: f"{row['score']:.2f}")).replace("nan", "–"))
-            loss = -lost.loc[lost["budget"].isin([BUDGET, 1.0]), "score"].mean()
+                line.append(" / ".join(across(means, budgets, lambda row: f"{row['score']:.2f}")))
+            loss = -own.loc[at & own["task"].str.startswith("continuation"), "score"].mean()
             line.append("–" if np.isnan(loss) else f"{loss:.2f}")
         lines.append(line)
-    header = ["method", f"published, at {percent(BUDGET)}, holds"]
-    at = " / ".join(f"{100 * budget:.0f}" for budget in budgets)
+    header, at = ["method"], " / ".join(f"{100 * budget:.0f}" for budget in budgets)
     for model in models:
-        header += [f"{model}: accuracy at {at}%", f"loss at {percent(BUDGET)}"]
+        header += [f"{model}: published at {percent(BUDGET)} holds", f"accuracy at {at}%", f"loss at {percent(BUDGET)}"]
     return lines_table(header, lines)
 
 
