@@ -24,6 +24,10 @@ def percent(share: float) -> str:
     return "–" if np.isnan(share) else f"{100 * share:.0f}%"
 
 
+def number(value: float, digits: int) -> str:
+    return "–" if np.isnan(value) else f"{value:.{digits}f}"
+
+
 def points(row: pd.Series, name: str) -> str:
     return f"{row[name]:.1f} [{row[f'{name}_low']:.1f}, {row[f'{name}_high']:.1f}]"
 
@@ -56,7 +60,7 @@ def scores(folder: Path) -> str:
             else:
                 line.append(" / ".join(across(means, budgets, lambda row: f"{row['score']:.2f}")))
             loss = -own.loc[at & own["task"].str.startswith("continuation"), "score"].mean()
-            line.append("–" if np.isnan(loss) else f"{loss:.2f}")
+            line.append(number(loss, 2))
         lines.append(line)
     header, at = ["method"], " / ".join(f"{100 * budget:.0f}" for budget in budgets)
     for model in models:
@@ -134,11 +138,11 @@ def memory(folder: Path) -> str:
             for model in models:
                 row = rows.loc[model]
                 line += [
-                    "–" if np.isnan(row["held_bytes"]) else f"{row['held_bytes'] / 2**20:.1f}",
-                    "–" if np.isnan(row["held_over_nominal"]) else f"{row['held_over_nominal']:.2f}",
+                    number(row["held_bytes"] / 2**20, 1),
+                    number(row["held_over_nominal"], 2),
                     percent(row["peak_share"]),
-                    "–" if np.isnan(row["compress_seconds"]) else f"{row['compress_seconds']:.2f}",
-                    "–" if np.isnan(row["tokens_per_s"]) else f"{row['tokens_per_s']:.1f}",
+                    number(row["compress_seconds"], 2),
+                    number(row["tokens_per_s"], 1),
                 ]
             lines.append(line)
     columns = ["held, MiB", "of nominal", "peak, of full", "compress, s", "tokens/s"]

@@ -11,18 +11,7 @@ BENCHMARK = config["benchmark"]
 TASKS = {settings["name"]: settings for settings in BENCHMARK["tasks"]}
 ASKED = model_tasks(BENCHMARK)
 PROBED = probed_tasks(BENCHMARK)
-BENCHMARK_TABLES = [
-    "tasks",
-    "scores",
-    "comparisons",
-    "comparison_counts",
-    "enforcing",
-    "visibility",
-    "memory",
-    "decomposition",
-    "reuse",
-    "verdicts",
-]
+BENCHMARK_TABLES = SECTIONS["5 Bytes and downstream"]
 BENCHMARK_FIGURES = {
     "fig_bytes_score": ["scores"],
     "fig_comparisons": ["comparison_counts"],

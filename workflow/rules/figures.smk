@@ -7,8 +7,7 @@ FIGURES = {
     "fig_certificate": ["certificates"],
     "fig_pools": ["pools"],
     "fig_predictors": ["predictors"],
-    **{f"fig_{part}": [part] for part in ("native", "weights", "exact", "audit", "loss") if models_of(part)},
-    **({"fig_bounds": ["bounds"]} if config["structured"]["arms"] else {}),
+    **{f"fig_{table}": [table] for table in MORE_TABLES if table != "structured_cells"},
 }
 
 

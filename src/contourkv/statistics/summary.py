@@ -778,7 +778,7 @@ def _header(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
         'Paper: "Trust the Mass: Forced Weights in KV-Cache Eviction", arXiv 2608.25230.',
         "",
         f"- Models: {models}",
-        *([f"- {no_evidence(metadata)}"] if metadata.get("trained") else []),
+        *([f"- {no_evidence(metadata)}"] if no_evidence(metadata) else []),
         *([f"- Revisions: {'; '.join(revisions)}"] if revisions else []),
         f"- Inputs (contexts) in each model: {counts}",
         f"- Instances (one attention row at one budget): {int(whole['n']):,}; budgets s = {budgets}",
