@@ -1,6 +1,6 @@
-"""The tables of README.md's "What a byte buys", out of a run's benchmark tables.
+"""README.md's tables of an offline run, out of the run's own csv files.
 
-Usage: python docs/readme_tables.py results/offline/benchmark
+Usage: python docs/readme_tables.py results/offline
 """
 
 import sys
@@ -13,11 +13,13 @@ from contourkv.benchmark.claims import POOLED
 from contourkv.benchmark.methods import AGNOSTIC, ENFORCED, METHODS, PUBLISHED, RECTANGULAR
 from contourkv.statistics import read_table
 from contourkv.statistics.summary import lines_table
-from contourkv.statistics.tables import ALL_MODELS
+from contourkv.statistics.tables import ALL_BUDGETS, ALL_MODELS, interval
 
 MINE = METHODS["contour_kvzip"].label
 BUDGET = 0.25
 LENGTH = 1024
+CLAIMS = ["exact", "weights", "native", "predictors", "edges", "bounds", "structured_cells", "audit", "loss"]
+"""Tables whose claims stand in `claims`, in this order."""
 
 
 def percent(share: float) -> str:
@@ -28,6 +30,10 @@ def number(value: float, digits: int) -> str:
     return "–" if np.isnan(value) else f"{value:.{digits}f}"
 
 
+def bracket(row: pd.Series, name: str) -> str:
+    return interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
 def points(row: pd.Series, name: str) -> str:
     return f"{row[name]:.1f} [{row[f'{name}_low']:.1f}, {row[f'{name}_high']:.1f}]"
 
@@ -36,6 +42,53 @@ def across(table: pd.DataFrame, budgets: list, cell) -> list[str]:
     """One cell a budget, – where the table has none."""
     rows = table.set_index("budget")
     return [cell(rows.loc[budget]) if budget in rows.index else "–" for budget in budgets]
+
+
+def rows_at_budgets(run: Path) -> str:
+    """Kappa-hat, c-hat, what balance recovers, the AUC and the certificates, by model and budget."""
+    folder = run / "tables"
+    parts = [
+        read_table(folder / f"{name}.csv") for name in ("kappa", "ceiling", "recovered", "prediction", "certificates")
+    ]
+    key = ["model", "s"]
+    parts = [part[part["against"] == "es_pool"] if "against" in part else part for part in parts]
+    kappa, ceiling, recovered, prediction, certificates = (part.astype({"s": str}).set_index(key) for part in parts)
+    lines = []
+    for at in certificates.index:
+        if ALL_MODELS in at or ALL_BUDGETS in at:
+            continue
+        proved = certificates.loc[at]
+        lines.append(
+            [
+                *at,
+                bracket(kappa.loc[at], "median"),
+                bracket(kappa.loc[at], "within_1.5"),
+                bracket(kappa.loc[at], "attained"),
+                bracket(ceiling.loc[at], "c"),
+                number(recovered.loc[at, "recovered"], 2),
+                bracket(prediction.loc[at], "auc"),
+                f"{proved['sampled']}, {proved['proved']}, {proved['improved']}",
+            ]
+        )
+    header = [
+        *("model", "s", "median κ̂", "share κ̂ ≤ 1.5", "max-mass is the pool's best", "median ĉ"),
+        *("balance recovers (median)", "AUC of dropped mass", "rows certified, proved, improved"),
+    ]
+    return lines_table(header, lines)
+
+
+def claims(run: Path) -> str:
+    """The paper's claims about what is measured beside the instances: one line a claim, one column a model."""
+    table = read_table(run / "paper.csv")
+    table = table[table["table"].isin(CLAIMS)]
+    table = table.sort_values("table", key=lambda names: names.map(CLAIMS.index), kind="stable")
+    models = [where for where in dict.fromkeys(table["where"]) if where not in ("–", ALL_MODELS)]
+    lines = []
+    for (claim, paper), rows in table.groupby(["claim", "paper"], sort=False):
+        rows = rows.set_index("where")
+        cells = [bracket(rows.loc[name], "here") if name in rows.index else "–" for name in [*models, ALL_MODELS]]
+        lines.append([claim, paper, *cells])
+    return lines_table(["claim", "paper", *models, ALL_MODELS], lines)
 
 
 def scores(folder: Path) -> str:
@@ -155,5 +208,8 @@ def memory(folder: Path) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
+    run = Path(sys.argv[1])
+    for part in (rows_at_budgets, claims):
+        print(f"{part.__doc__}\n\n{part(run)}")
     for part in (scores, comparisons, enforcing, visibility, memory):
-        print(f"{part.__doc__}\n\n{part(Path(sys.argv[1]))}")
+        print(f"{part.__doc__}\n\n{part(run / 'benchmark')}")

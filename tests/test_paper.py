@@ -58,10 +58,12 @@ def test_it_says_why_numbers_may_differ_and_what_models_trained_here_are_worth(t
     for section in SECTIONS:
         assert f"*{section.title}.* {section.why}" in text
     assert "no evidence" not in text
-    trained = {**META, "trained": ["Qwen2 architecture, trained here"]}
+    trained = {**META, "trained": ["b"]}
     write_paper(tmp_path / "paper", tables, VERDICTS, None, trained)
+    counts = tables["invariants"].query("s == 'all'").set_index("model")["n"]
     for text in ((tmp_path / "paper.md").read_text(), build_summary(tables, trained)):
-        assert "Qwen2 architecture, trained here. They show" in text and "no evidence about large models" in text
+        assert "on its own texts: b. They show" in text and "no evidence about large models" in text
+        assert f"hold {counts['b']:,} instances of theirs among {counts['a'] + counts['b']:,}" in text
 
 
 def test_sections_are_taken_off_the_words(tables):

@@ -5,10 +5,13 @@ import runpy
 from pathlib import Path
 
 from benchmark.synthetic_answers import COMPARISONS, LABELS, make_answers
+from synthetic_instances import DEMO, make_instances
+from synthetic_instances import LABELS as MODELS
 
 from contourkv.benchmark.comparisons import Answers, ComparisonSettings
 from contourkv.benchmark.tables import build_benchmark_tables
-from contourkv.statistics import write_tables
+from contourkv.statistics import build_tables, write_tables
+from contourkv.statistics.paper import write_paper
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -58,3 +61,21 @@ def test_tables_of_the_benchmark_come_out_of_the_csv(tmp_path):
     for part in ("comparisons", "enforcing", "visibility"):
         assert len(made[part](tmp_path).splitlines()) > 2, part
     assert made["memory"](tmp_path)
+
+
+def test_tables_of_the_measurement_come_out_of_the_csv(tmp_path):
+    tables = build_tables(make_instances(DEMO), 50, 1, MODELS)
+    meta = {"contourkv": "0", "run": "unit", "statistics": {"resamples": 50, "seed": 1}}
+    write_tables(tables, tmp_path / "tables", meta)
+    write_paper(tmp_path / "paper", tables, None, None, meta)
+    made = runpy.run_path(str(README.parent / "docs/readme_tables.py"))
+    printed = made["rows_at_budgets"](tmp_path).splitlines()
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed]
+    assert len(lines) == 2 + len(tables["certificates"].query("model != 'all models' and s != 'all'"))
+    for line in lines[2:]:
+        for table, column, at in (("kappa", "median", 2), ("ceiling", "c", 5), ("prediction", "auc", 7)):
+            (row,) = tables[table].query(f"model == '{line[0]}' and s == '{line[1]}' and against == 'es_pool'").index
+            value = tables[table].loc[row, column]
+            assert line[at].startswith(f"{value:.3f} [" if value >= 0.001 else "")
+    table = made["claims"](tmp_path)
+    assert "AUC of the spectral statistic" in table and all(f"| {label} |" in table for label in MODELS.values())

@@ -82,14 +82,14 @@ def write_paper(
     path = Path(path)
     table = paper_table(tables, verdicts, config_file)
     write_tables({path.name: table}, path.parent, metadata)
-    write_text(path.with_suffix(".md"), _markdown(table, metadata))
+    write_text(path.with_suffix(".md"), _markdown(table, no_evidence(tables, metadata), metadata))
     return path
 
 
-def _markdown(table: pd.DataFrame, metadata: dict) -> str:
+def _markdown(table: pd.DataFrame, trained: str, metadata: dict) -> str:
     parts = [f"# The paper's claims in the run {metadata['run']}\n", f"{table.attrs['caption']}\n"]
-    if no_evidence(metadata):
-        parts.append(f"{no_evidence(metadata)}.\n")
+    if trained:
+        parts.append(f"{trained}.\n")
     counts = table["verdict"].value_counts()
     parts.append(", ".join(f"{counts[name]} {name}" for name in counts.index) + f"; {len(table)} rows.\n")
     header = ["claim", "where", "paper", "here [95%]", "n", "verdict", "interval"]

@@ -739,14 +739,17 @@ def _invariants(table: pd.DataFrame) -> str:
     )
 
 
-def no_evidence(metadata: dict) -> str:
-    """What the models that were trained here stand for; "" where the run has none."""
+def no_evidence(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
+    """What the models that were trained here stand for, and their part in the whole; "" where the run has none."""
     trained = metadata.get("trained")
     if not trained:
         return ""
+    counts = tables["invariants"]
+    counts = counts[counts["s"] == ALL_BUDGETS].set_index("model")["n"]
     return (
         f"Trained by this project on its own texts: {'; '.join(trained)}. They show that the road through each "
-        "architecture works on learned attention; they are no evidence about large models"
+        "architecture works on learned attention; they are no evidence about large models. All models together hold "
+        f"{int(counts.reindex(trained).sum()):,} instances of theirs among {int(counts[ALL_MODELS]):,}"
     )
 
 
@@ -778,7 +781,7 @@ def _header(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
         'Paper: "Trust the Mass: Forced Weights in KV-Cache Eviction", arXiv 2608.25230.',
         "",
         f"- Models: {models}",
-        *([f"- {no_evidence(metadata)}"] if no_evidence(metadata) else []),
+        *([f"- {trained}"] if (trained := no_evidence(tables, metadata)) else []),
         *([f"- Revisions: {'; '.join(revisions)}"] if revisions else []),
         f"- Inputs (contexts) in each model: {counts}",
         f"- Instances (one attention row at one budget): {int(whole['n']):,}; budgets s = {budgets}",
