@@ -118,6 +118,8 @@ def draw_cells(table: pd.DataFrame) -> Figure:
     # Inches: margins and maps of one model, then the strip of the two colour bars below.
     left, wide, between, right, above, below, strip = 0.62, 1.45, 0.14, 0.2, 0.5, 0.5, 0.95
     block = left + 2 * wide + between + right
+    names = {model: _heading(model, block) for model in models}
+    above += 0.16 * max(name.count("\n") for name in names.values())
     width, height = columns * block, sum(heights) + len(lines) * (above + below) + strip
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         figure = _figure(width, height, layout=None)
@@ -142,7 +144,7 @@ def draw_cells(table: pd.DataFrame) -> Figure:
                 figure.text(
                     (x + wide + between / 2) / width,
                     (base + tall + 0.24) / height,
-                    grid["model"],
+                    names[grid["model"]],
                     ha="center",
                     va="bottom",
                     fontweight="bold",
@@ -297,7 +299,7 @@ def draw_certificate(table: pd.DataFrame) -> Figure:
                 axis.text(place, base[place] + 0.02, f"{int(count):,}", ha="center", va="bottom", fontsize=7.5)
             if not rows["sampled"].fillna(0).any():
                 axis.text(np.mean(at), 0.5, "none sampled", ha="center", color=GREY)
-            axis.set_title(model)
+            axis.set_title(_heading(model, wide))
             axis.set_ylim(0, 1.1)
             axis.set_yticks([0, 0.25, 0.5, 0.75, 1])
             axis.yaxis.set_major_formatter(FuncFormatter(_percent))
@@ -443,7 +445,7 @@ def draw_audit(table: pd.DataFrame) -> Figure:
                 axis.vlines(at, rows["over_max_mass_low"], rows["over_max_mass_high"], color=colour, lw=1.2)
                 axis.plot(at, rows["over_max_mass"], color=colour, marker=marker, ls=dash, ms=4.5, lw=1.2)
             _ratio_axis(axis)
-            axis.set_title(model)
+            axis.set_title(_heading(model, 2.9))
             _budget_axis(axis, budgets)
         for axis in axes.ravel()[len(models) :]:
             axis.set_visible(False)
@@ -561,7 +563,9 @@ def draw_bounds(table: pd.DataFrame) -> Figure:
     table : DataFrame
         The table `bounds`. The shaded side breaks the bound.
     """
-    models, bounds = _models(table), list(dict.fromkeys(table["bound"]))
+    # The models look as in the other figures, so all together come last.
+    models = sorted(_models(table), key=lambda model: model == ALL_MODELS)
+    bounds = list(dict.fromkeys(table["bound"]))
     shown = {
         "pooled_c_hat": r"median $\hat c$",
         "margin_ratio_p90": r"p90 of $\hat\kappa$, retrieval" + "\nover background rows",
@@ -1152,6 +1156,18 @@ def _category_axis(axis: Axes, names: Sequence[str], label: str) -> None:
     axis.set_xlim(-0.55, len(names) - 0.45)
     axis.grid(False, axis="x")
     axis.set_xlabel(label)
+
+
+def _heading(label: str, width: float) -> str:
+    """A label over a panel `width` inches wide, broken after commas where it is longer."""
+    lines = [""]
+    for part in label.split(", "):
+        longer = f"{lines[-1]}, {part}" if lines[-1] else part
+        if len(longer) * 0.085 <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return ",\n".join(lines)
 
 
 def _model_keys(models: Sequence[str], line: bool = True, marker: bool = True) -> list[Line2D]:
