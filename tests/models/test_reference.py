@@ -6,10 +6,12 @@ import math
 import shutil
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -518,3 +520,53 @@ def test_a_folder_that_was_changed_is_refused(spoil, said, trained, tmp_path):
     with pytest.raises(InvalidInput, match="there is no such folder"):
         compare(tmp_path / "nowhere", trained / "trained-qwen2")
     assert not (tmp_path / "model").exists()
+
+
+# The models that are committed
+
+CONFIG = Path(__file__).parents[2] / "config"
+REFERENCE = yaml.safe_load((CONFIG / "reference.yaml").read_text(encoding="utf-8"))["reference"]
+TEXTS = yaml.safe_load((CONFIG / "texts.yaml").read_text(encoding="utf-8"))
+SOURCES = yaml.safe_load((CONFIG / "models.yaml").read_text(encoding="utf-8"))["model_sources"]
+
+
+@pytest.mark.parametrize("name", REFERENCE["models"])
+def test_a_committed_model_is_what_the_configuration_trains(name):
+    folder, source = CONFIG / "reference_models" / name, SOURCES[name]
+    record = read_record(folder)
+    assert record["settings"] == {**REFERENCE["training"], **REFERENCE["models"][name]}
+    assert {path.name for path in folder.iterdir()} == FILES
+    for file, digest in record["files"].items():
+        assert file_sha256(folder / file) == digest, file
+    for arm, text in record["texts"].items():
+        (wheel,) = (digest for requirement, digest in TEXTS["wheel_hashes"].items() if digest == text["wheel_sha256"])
+        assert TEXTS["wheel_hashes"][TEXTS["text_sources"][arm]["wheel"]] == wheel
+    assert (CONFIG.parent / source["path"]).samefile(folder) and source["label"] == record["label"]
+    assert "trained here" in record["label"] and 1e6 <= record["parameters"] <= 2e6
+    assert (folder / "model.safetensors").stat().st_size <= 4e6
+    assert {weight.dtype for weight in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", REFERENCE["models"])
+def test_a_committed_model_tells_more_than_pairs_of_tokens_do(name):
+    record = read_record(CONFIG / "reference_models" / name)
+    for arm, held_out in record["held_out"].items():
+        assert held_out["nats"] < record["baselines"]["bigram"][arm]["nats"] - 0.3, arm
+    with (CONFIG / "reference_models" / name / "loss.csv").open(encoding="utf-8") as file:
+        curve = list(csv.DictReader(file))
+    for arm in record["held_out"]:
+        losses = [float(line[f"{arm}_nats"]) for line in curve]
+        assert losses[-1] < min(losses) + 0.05 < losses[0] - 3, arm
+
+
+@pytest.mark.parametrize("name", REFERENCE["models"])
+def test_a_committed_model_reads_english(name, tmp_path):
+    source = {**SOURCES[name], "path": str(CONFIG.parent / SOURCES[name]["path"])}
+    prepare_model(name, source, tmp_path, tmp_path / "model", tmp_path / "lock")
+    model, tokenizer = load_model(tmp_path / "model"), load_tokenizer(tmp_path / "model")
+    assert model.dtype == torch.float32 and model.config.max_position_embeddings >= 1024
+    text = "The Congress of the United States has the power to make all laws which shall be necessary."
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    with torch.no_grad():
+        nats = float(model(ids, labels=ids).loss)
+    assert nats < math.log(REFERENCE["training"]["vocabulary"]) - 3
