@@ -12,6 +12,7 @@ from contourkv import Instance, forced_error, max_mass
 from contourkv.enumeration import best_free, free_error
 from contourkv.errors import InvalidInput
 from contourkv.selectors import geometric
+from contourkv.selectors.hull import REACHED
 
 
 def noise(instance):
@@ -24,6 +25,8 @@ def test_no_single_swap_comes_nearer(instance, data):
     kept = geometric(instance, s)
     assert kept.size == s and (np.diff(kept) > 0).all()
     error = free_error(instance, kept).error
+    if error <= REACHED * forced_error(instance, max_mass(instance, s)):
+        return  # near enough: swaps end there
     for i, j in product(range(s), np.setdiff1d(np.arange(instance.size), kept)):
         swapped = kept.copy()
         swapped[i] = j
@@ -99,3 +102,11 @@ def test_large_budgets_need_no_other_argument(rng):
 def test_bad_arguments_are_named(arguments, says, rng):
     with pytest.raises(InvalidInput, match=says):
         geometric(random_row(rng, 20, 3), **{"s": 4, **arguments})
+
+
+def test_swaps_end_near_the_dense_output(rng):
+    for _ in range(5):
+        instance = random_row(rng, 120, 4)  # any five values of four dimensions can surround the dense output
+        assert free_error(instance, geometric(instance, 24)).error <= REACHED * forced_error(
+            instance, max_mass(instance, 24)
+        )

@@ -28,7 +28,7 @@ import numpy as np
 from numba import njit
 
 from ..errors import InvalidInput
-from ..operator import Instance, check_budget, whole_number
+from ..operator import Instance, check_budget, forced_error, whole_number
 
 DEPENDENT = 1e-14
 """A lifted point with less than this share of its length outside the corral's span adds nothing but rounding."""
@@ -42,6 +42,8 @@ NEGLIGIBLE = 1e-13
 """An error up to this share of the longest value is rounding of the values' differences: it counts as zero."""
 SWAP = 1e-9
 """A swap must lower ef by this share: ef is solved, not summed, so that two equal sets differ by more than rounding."""
+REACHED = 1e-2
+"""A free-weight error up to this share of max-mass's forced error counts as none where keys are only selected."""
 # Of `levels`: the least squared error found, and the least squared bound of the sets ruled out by their own solution.
 BEST, FLOOR = range(2)
 # Of `counts`: nearest points and screens so far, and the keys of the set that has the least error.
@@ -539,7 +541,8 @@ def geometric(instance: Instance, s: int, candidates: int | None = None) -> np.n
     Returns
     -------
     (s,) int array
-        Sorted key indices of a set that no single swap brings nearer to the dense output.
+        Sorted key indices of a set that no single swap brings nearer to the dense output, or whose free-weight error
+        is at most `REACHED` of max-mass's forced error: swaps among s >= d keys go on far below what anyone could tell.
 
     Raises
     ------
@@ -557,7 +560,8 @@ def geometric(instance: Instance, s: int, candidates: int | None = None) -> np.n
     keys = instance.order[:candidates]
     points = Points.of(instance, keys)
     corral = Corral.of(points.at, points.lift)
-    negligible = (negligible_error(instance) / points.scale) ** 2
+    reached = REACHED * forced_error(instance, instance.order[:s])
+    negligible = (max(negligible_error(instance), reached) / points.scale) ** 2
     counts = np.zeros(2, np.int64)
     kept, _ = from_both_starts(points, s, corral, negligible, counts, np.iinfo(np.int64).max)
     return np.sort(keys[kept])
