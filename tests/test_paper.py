@@ -63,7 +63,7 @@ def test_it_says_why_numbers_may_differ_and_what_models_trained_here_are_worth(t
     counts = tables["invariants"].query("s == 'all'").set_index("model")["n"]
     for text in ((tmp_path / "paper.md").read_text(), build_summary(tables, trained)):
         assert "on its own texts: b. They show" in text and "no evidence about large models" in text
-        assert f"hold {counts['b']:,} instances of theirs among {counts['a'] + counts['b']:,}" in text
+        assert f"leave their {counts['b']:,} of the {counts['a'] + counts['b']:,} instances out" in text
 
 
 def test_sections_are_taken_off_the_words(tables):

@@ -22,7 +22,7 @@ from contourkv.statistics import (
     write_tables,
 )
 from contourkv.statistics.summary import ABSENT, INSIDE, OUTSIDE, SECTIONS, Claim, judge
-from contourkv.statistics.tables import ALL_BUDGETS, ALL_MODELS, interval, markdown, number
+from contourkv.statistics.tables import ALL_BUDGETS, ALL_MODELS, by_model, interval, markdown, number
 
 RUN = {
     "contourkv": "0.1.0",
@@ -401,3 +401,26 @@ def test_the_whole_road_from_shards_to_summary(tmp_path):
     summary = (tmp_path / "one" / "summary.md").read_bytes()
     assert summary == (tmp_path / "two" / "summary.md").read_bytes()
     assert b"SmolLM2-135M" in summary and b"# Run unit" in summary
+
+
+def test_all_models_together_leave_out_those_apart_but_invariants_do_not():
+    frame = make_instances({"a": (2, 3, 1), "b": (3, 2, 1)})
+    whole, rest = build_tables(frame, 20, 1), build_tables(frame, 20, 1, apart=["b"])
+    for name, table in rest.items():
+        own, other = (some[some["model"] != "all models"].reset_index(drop=True) for some in (table, whole[name]))
+        pd.testing.assert_frame_equal(own, other)
+    pooled, alone = (
+        rest["kappa"][rest["kappa"]["model"] == model].drop(columns="model").reset_index(drop=True)
+        for model in ("all models", "a")
+    )
+    pd.testing.assert_frame_equal(pooled, alone)
+    pd.testing.assert_frame_equal(rest["invariants"], whole["invariants"])
+    only = build_tables(frame[frame["model"] == "b"], 20, 1, apart=["b"])["kappa"]
+    assert set(only["model"]) == {"b", "all models"}
+
+
+def test_rows_by_model_keep_the_order_of_the_labels():
+    frame = pd.DataFrame({"model": pd.Categorical(["x", "y", "z", "x"]), "value": [1, 2, 3, 4]})
+    found = {label: list(rows["value"]) for label, rows in by_model(frame, {"y": "Y", "x": "X", "z": "Z"}, ["x"])}
+    assert list(found) == ["Y", "X", "Z", "all models"]
+    assert found == {"Y": [2], "X": [1, 4], "Z": [3], "all models": [2, 3]}

@@ -1146,7 +1146,11 @@ def _budget_axis(axis: Axes, budgets: Sequence[str]) -> None:
 def _ratio_axis(axis: Axes) -> None:
     axis.axhline(1, color="black", lw=0.8, zorder=1)
     axis.set_yscale("log")
-    axis.yaxis.set_major_locator(FixedLocator([0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100]))
+    low, high = axis.get_ylim()
+    ticks = [0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100]
+    if high > 200 * max(low, 0.5):
+        ticks = 10.0 ** np.arange(9)
+    axis.yaxis.set_major_locator(FixedLocator(ticks))
     axis.yaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

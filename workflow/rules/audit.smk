@@ -48,6 +48,7 @@ rule audit_table:
     params:
         run=config["run"],
         statistics=config["statistics"],
+        apart=APART,
         labels={model: LABELS[model] for model in AUDITED},
         code=code("audit_table.py"),
         locked=locked("audit_table.py"),

@@ -88,6 +88,7 @@ rule exact_table:
     params:
         run=config["run"],
         statistics=config["statistics"],
+        apart=APART,
         labels={model: LABELS[model] for model in EXACT_MODELS},
         code=code("exact_table.py"),
         locked=locked("exact_table.py"),

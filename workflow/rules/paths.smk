@@ -39,6 +39,8 @@ MODELS = config["models"]
 ARMS = config["arms"]
 INDICES = [f"{index:03d}" for index in range(config["contexts"]["per_arm"])]
 BUDGETS = config["enumeration"]["budgets"]
+# Models that were trained here: evidence of nothing larger, so all models together leave them out.
+APART = [model for model in MODELS if config["model_sources"][model]["source"] == "trained"]
 LABELS = {model: config["model_sources"][model]["label"] for model in MODELS}
 MODEL_FILES = [
     "config.json",

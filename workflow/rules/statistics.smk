@@ -62,6 +62,7 @@ rule tables:
         run=config["run"],
         statistics=config["statistics"],
         labels=LABELS,
+        apart=APART,
         families=config["enumeration"]["families"],
         code=code("tables.py"),
         locked=locked("tables.py"),
@@ -93,7 +94,7 @@ rule summary:
         run=config["run"],
         statistics=config["statistics"],
         config_file=CONFIG_FILE if (ROOT / CONFIG_FILE).exists() else None,
-        trained=[LABELS[model] for model in MODELS if config["model_sources"][model]["source"] == "trained"],
+        trained=[LABELS[model] for model in APART],
         code=code("summary.py"),
         locked=locked("summary.py"),
     message:

@@ -123,6 +123,7 @@ rule structured_tables:
     params:
         run=config["run"],
         statistics=config["statistics"],
+        apart=APART,
         labels=LABELS,
         code=code("structured_tables.py"),
         locked=locked("structured_tables.py"),

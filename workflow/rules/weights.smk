@@ -42,6 +42,7 @@ rule weights_table:
     params:
         run=config["run"],
         statistics=config["statistics"],
+        apart=APART,
         labels={model: LABELS[model] for model in WEIGHED},
         code=code("weights_table.py"),
         locked=locked("weights_table.py"),

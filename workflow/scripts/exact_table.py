@@ -9,4 +9,4 @@ with logged(snakemake.log[0]):
 
     params = snakemake.params
     folder = Path(snakemake.output.csv).parent
-    write_exact_table(list(snakemake.input), folder, params.run, params.labels, params.statistics)
+    write_exact_table(list(snakemake.input), folder, params.run, params.labels, params.statistics, apart=params.apart)

@@ -16,4 +16,5 @@ with logged(snakemake.log[0]):
         params.run,
         params.labels,
         params.statistics,
+        params.apart,
     )

@@ -10,6 +10,7 @@ with logged(snakemake.log[0]):
 
     params = snakemake.params
     frame, metadata = read_instances(snakemake.input[0])
-    tables = build_tables(frame, **params.statistics, labels=params.labels, families=params.families)
+    settings = {"labels": params.labels, "families": params.families, "apart": params.apart}
+    tables = build_tables(frame, **params.statistics, **settings)
     metadata |= {"run": params.run, "statistics": params.statistics}
     write_tables(tables, Path(snakemake.output.csv[0]).parent, metadata)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import pandas as pd
 
 from .bootstrap import Scope
 from .columns import AUDITED
-from .tables import ALL_MODELS, Row, write_joined_table
+from .tables import Row, by_model, write_joined_table
 
 LABELS = {
     "max_mass": "max-mass",
@@ -29,7 +29,9 @@ CAPTION = (
 )
 
 
-def audit_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[str, str]) -> pd.DataFrame:
+def audit_table(
+    frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[str, str], apart: Collection[str] = ()
+) -> pd.DataFrame:
     """One row a model, budget and method, and the same for all models together.
 
     Parameters
@@ -38,8 +40,7 @@ def audit_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[
         Verdicts of all models, columns `AUDITED`.
     resamples, seed : int
         Bootstrap over the contexts.
-    labels : model -> label
-        In the order to show them.
+    labels, apart : see `tables.by_model`
     """
     plain = frame.assign(model=frame["model"].astype(str), method=frame["method"].astype(str))
     keys = ["model", "arm", "input", "layer", "head", "position", "s"]
@@ -49,8 +50,7 @@ def audit_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[
     order = [name for name in LABELS if name in set(plain["method"])]
     order += sorted(set(plain["method"]) - set(order))
     rows = []
-    for model, label in [*labels.items(), (None, ALL_MODELS)]:
-        some = plain if model is None else plain[plain["model"] == model]
+    for label, some in by_model(plain, labels, apart):
         for s in sorted(set(some["s"])):
             for method in order:
                 part = some[(some["s"] == s) & (some["method"] == method)]
@@ -80,6 +80,6 @@ def _row(label: str, s: int, method: str, part: Scope) -> dict:
     return row.done()
 
 
-def write_audit_table(paths: Sequence[str | os.PathLike], *where: object) -> list[Path]:
+def write_audit_table(paths: Sequence[str | os.PathLike], *where: object, apart: Collection[str] = ()) -> list[Path]:
     """Write the table `audit` of a run from the files that `contourkv.audit` wrote; see `write_joined_table`."""
-    return write_joined_table("audit", audit_table, AUDITED, paths, *where)
+    return write_joined_table("audit", audit_table, AUDITED, paths, *where, apart=apart)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 from .bootstrap import Scope
 from .columns import EXACT
 from .ratios import ATTAINED
-from .tables import ALL_MODELS, MATERIAL, Row, write_joined_table
+from .tables import MATERIAL, Row, by_model, write_joined_table
 
 CAPTION = (
     "Every row decided over ALL of its keys, among all sets (all) and among those that keep at least the floor's share "
@@ -22,7 +22,9 @@ CAPTION = (
 )
 
 
-def exact_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[str, str]) -> pd.DataFrame:
+def exact_table(
+    frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[str, str], apart: Collection[str] = ()
+) -> pd.DataFrame:
     """Two rows a model, all sets and those above the floor, and the same for all models together.
 
     Parameters
@@ -31,11 +33,10 @@ def exact_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[
         Of all models, columns `EXACT`.
     resamples, seed : int
         Bootstrap over the contexts.
-    labels : model -> label
+    labels, apart : see `tables.by_model`
     """
     rows = []
-    for model, label in [*labels.items(), (None, ALL_MODELS)]:
-        some = frame if model is None else frame[frame["model"].astype(str) == model]
+    for label, some in by_model(frame, labels, apart):
         if not len(some):
             continue
         part = Scope(some, resamples, seed)
@@ -63,6 +64,6 @@ def exact_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[
     return table
 
 
-def write_exact_table(paths: Sequence[str | os.PathLike], *where: object) -> list[Path]:
+def write_exact_table(paths: Sequence[str | os.PathLike], *where: object, apart: Collection[str] = ()) -> list[Path]:
     """Write the table `exact` of a run from the files that `contourkv.exhaustive` wrote; see `write_joined_table`."""
-    return write_joined_table("exact", exact_table, EXACT, paths, *where)
+    return write_joined_table("exact", exact_table, EXACT, paths, *where, apart=apart)

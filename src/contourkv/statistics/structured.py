@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from .bootstrap import Estimate, Scope
 from .estimators import weighted_quantiles
 from .instances import MEASURED, read_columns, read_instances
 from .ratios import FLAT, derive
-from .tables import ALL_MODELS, Row, write_tables
+from .tables import Row, by_model, write_tables
 
 NEEDED = 2.0
 """kappa-hat of a row above which selection has to look at values."""
@@ -42,6 +42,7 @@ def bounds_table(
     resamples: int,
     seed: int,
     labels: Mapping[str, str],
+    apart: Collection[str] = (),
 ) -> pd.DataFrame:
     """Bound, value, interval, held or broken: one row a bound, for all models and for each.
 
@@ -56,7 +57,7 @@ def bounds_table(
         Of the file that `bounds` were read from.
     resamples, seed : int
         Bootstrap over the contexts.
-    labels : model -> label
+    labels, apart : see `tables.by_model`
 
     Raises
     ------
@@ -69,11 +70,9 @@ def bounds_table(
             f"registered bounds: the rows were captured under {found}, the file is {sha256[:12]}: bounds that are "
             "newer than their rows are not judged; take the change back, or delete the structured shards and recapture"
         )
-    whole = derive(frame)
-    scopes = [(ALL_MODELS, whole)]
-    scopes += [(label, whole[whole["model"].astype(str) == model]) for model, label in labels.items()]
+    *each, whole = by_model(derive(frame), labels, apart)
     rows = []
-    for label, some in scopes:
+    for label, some in [whole, *each]:
         scope = Scope(some, resamples, seed) if len(some) else None
         for bound in bounds:
             row = Row(model=label, bound=bound.name, says=bound.says, limit=bound.printed, paper=bound.paper)
@@ -177,6 +176,7 @@ def write_structured_tables(
     run: str,
     labels: Mapping[str, str],
     statistics: Mapping[str, int],
+    apart: Collection[str] = (),
 ) -> list[Path]:
     """Write the tables `bounds` and `structured_cells` of a run into `folder`.
 
@@ -184,6 +184,7 @@ def write_structured_tables(
     ----------
     instances, generic : paths of the merged instances of structured and of generic contexts
     bounds : path of the registered bounds
+    apart : see `tables.by_model`
 
     Raises
     ------
@@ -193,8 +194,9 @@ def write_structured_tables(
     frame, metadata = read_columns(instances, {**MEASURED, "retrieval": "bool"})
     other, _ = read_instances(generic)
     captured = metadata.get("bounds", [])
+    registered, sha256 = read_bounds(bounds), file_sha256(bounds)
     tables = {
-        "bounds": bounds_table(frame, read_bounds(bounds), captured, file_sha256(bounds), **statistics, labels=labels),
+        "bounds": bounds_table(frame, registered, captured, sha256, **statistics, labels=labels, apart=apart),
         "structured_cells": cell_agreement(frame, other, **statistics, labels=labels),
     }
     return write_tables(tables, folder, {**metadata, "run": run, "statistics": statistics})

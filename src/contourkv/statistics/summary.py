@@ -748,8 +748,8 @@ def no_evidence(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
     counts = counts[counts["s"] == ALL_BUDGETS].set_index("model")["n"]
     return (
         f"Trained by this project on its own texts: {'; '.join(trained)}. They show that the road through each "
-        "architecture works on learned attention; they are no evidence about large models. All models together hold "
-        f"{int(counts.reindex(trained).sum()):,} instances of theirs among {int(counts[ALL_MODELS]):,}"
+        "architecture works on learned attention; they are no evidence about large models, and all models together "
+        f"leave their {int(counts.reindex(trained).sum()):,} of the {int(counts[ALL_MODELS]):,} instances out"
     )
 
 
@@ -794,8 +794,8 @@ def _header(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
         f'"{INSIDE}" and "{OUTSIDE}" are about the point (about the interval where the claim is): the paper\'s band, '
         "taken to half a unit of its last printed digit. The last column says how the interval lies to that band. "
         "kappa-hat = error of the heaviest keys / least error over the enumerated kept sets; c-hat = 1 - 1/kappa-hat, "
-        "the share of the error that a better choice of keys would remove. All models together means all instances, "
-        "each counting once.",
+        "the share of the error that a better choice of keys would remove. All models together means all their "
+        "instances, each counting once.",
         "",
     ]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ Instances are pooled as they are, each counting once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,7 @@ def build_tables(
     seed: int,
     labels: Mapping[str, str] | None = None,
     families: Sequence[Mapping[str, int]] | None = None,
+    apart: Collection[str] = (),
 ) -> dict[str, pd.DataFrame]:
     """All tables of a run.
 
@@ -58,6 +59,8 @@ def build_tables(
         What to call the models, in the order to show them; without it, their names in alphabetical order.
     families : list of {budget, core, pool} or {budget, free, pool}, optional
         Candidate families behind es_pool, only to be named in the `pools` table.
+    apart : models
+        That all models together leave out, see `by_model`. The table `invariants` counts every row all the same.
 
     Returns
     -------
@@ -68,7 +71,7 @@ def build_tables(
     if len(frame) == 0:
         raise InvalidInput("instances: no rows to make tables of; run the enumeration first")
     check_invariants(frame)
-    run = _Run(derive(frame), resamples, seed, labels, families)
+    run = _Run(derive(frame), resamples, seed, labels, families, apart)
     tables = {}
     progress = Progress(len(BUILDERS), "tables", "tables")
     for name in progress.over(BUILDERS):
@@ -113,12 +116,13 @@ def write_joined_table(
     run: str,
     labels: Mapping[str, str],
     statistics: Mapping[str, int],
+    **more: object,
 ) -> list[Path]:
     """Write the table `name` that `build` makes of several parquet files' rows.
 
     Parameters
     ----------
-    build : called as build(frame, resamples, seed, labels=labels)
+    build : called as build(frame, resamples, seed, labels=labels, **more)
     columns : of the files, name -> dtype
     paths : files
     folder, run : where it goes, and the run's name for the provenance
@@ -126,7 +130,7 @@ def write_joined_table(
     statistics : resamples, seed
     """
     frame, metadata = read_many(paths, dict(columns))
-    table = build(frame, **statistics, labels=labels)
+    table = build(frame, **statistics, labels=labels, **more)
     return write_tables({name: table}, folder, {**metadata, "run": run, "statistics": statistics})
 
 
@@ -212,6 +216,31 @@ def interval(value: float, low: float, high: float) -> str:
     return number(value) if np.isnan(low) or np.isnan(high) else f"{number(value)} [{number(low)}, {number(high)}]"
 
 
+def by_model(
+    frame: pd.DataFrame, labels: Mapping[str, str], apart: Collection[str] = ()
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Label and rows of each model, then of all models together.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        With the column `model`.
+    labels : model -> label, in the order to show them
+    apart : models that all models together leave out (those trained here, which are evidence of nothing larger),
+        unless there are no others
+    """
+    names = frame["model"].astype(str).to_numpy(object)
+    for model, label in labels.items():
+        yield label, frame[names == model]
+    yield ALL_MODELS, frame[_together(names, apart)]
+
+
+def _together(names: np.ndarray, apart: Collection[str]) -> np.ndarray:
+    """Which rows count where all models are pooled."""
+    kept = ~np.isin(names.astype(str), list(apart))
+    return kept if kept.any() else ~kept
+
+
 class _Run:
     """Derived instances, and the scopes (a model, its arms, all models) with their resamples."""
 
@@ -222,6 +251,7 @@ class _Run:
         seed: int,
         labels: Mapping[str, str] | None,
         families: Sequence[Mapping[str, int]] | None,
+        apart: Collection[str],
     ) -> None:
         names = sorted({str(name) for name in frame["model"]})
         labels = dict(labels or {})
@@ -244,7 +274,7 @@ class _Run:
         self.names = frame["model"].astype(str).to_numpy(object)
         self.frame = frame.drop(columns=["model"]).assign(**plain)
         self.scopes = {self.labels[name]: Scope(self.frame[self.names == name], *self.draws) for name in self.order}
-        self.scopes[ALL_MODELS] = Scope(self.frame, *self.draws)
+        self.scopes[ALL_MODELS] = Scope(self.frame[_together(self.names, apart)], *self.draws)
 
     def models(self, pooled: bool = True) -> Iterator[tuple[str, Scope]]:
         """Each model's scope, and that of all models together."""
@@ -252,9 +282,14 @@ class _Run:
             if pooled or label != ALL_MODELS:
                 yield label, scope
 
-    def by_budget(self, pooled: bool = True) -> Iterator[tuple[dict, Scope]]:
-        """Each model × each budget, then all budgets; with the columns that name the rows of a table."""
+    def by_budget(self, pooled: bool = True, every: bool = False) -> Iterator[tuple[dict, Scope]]:
+        """Each model × each budget, then all budgets; with the columns that name the rows of a table.
+
+        With `every`, all models together are really all.
+        """
         for label, scope in self.models(pooled):
+            if every and label == ALL_MODELS:
+                scope = Scope(self.frame, *self.draws)
             for s in [*self.budgets, ALL_BUDGETS]:
                 part = scope if s == ALL_BUDGETS else scope.where(scope["s"] == s)
                 if len(part):
@@ -534,7 +569,7 @@ def _family_text(families: Sequence[Mapping[str, int]], s: str) -> str:
 
 def _invariants(run: _Run) -> Rows:
     rows = []
-    for columns, part in run.by_budget():
+    for columns, part in run.by_budget(every=True):
         with np.errstate(divide="ignore", invalid="ignore"):
             capped = np.where(part["bound"] == 0, 0.0, part["es_max_mass"] / part["bound"])
             swaps = np.where(part["es_mass_pool"] == 0, 1.0, part["es_balance_pool"] / part["es_mass_pool"])

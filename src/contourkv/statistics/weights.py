@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 from ..enumeration.free import price
 from .bootstrap import Scope
 from .columns import WEIGHED
-from .tables import ALL_MODELS, Row, write_joined_table
+from .tables import Row, by_model, write_joined_table
 
 CAPTION = (
     "Free weights: pi = ES / EF over one pool, median, p90 and p99, where ES is exact and EF is exact in the share "
@@ -22,7 +22,9 @@ CAPTION = (
 )
 
 
-def weights_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[str, str]) -> pd.DataFrame:
+def weights_table(
+    frame: pd.DataFrame, resamples: int, seed: int, labels: Mapping[str, str], apart: Collection[str] = ()
+) -> pd.DataFrame:
     """One row a model and budget, and the same for all models together.
 
     Parameters
@@ -31,11 +33,10 @@ def weights_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mappin
         Of all models, columns `WEIGHED`.
     resamples, seed : int
         Bootstrap over the contexts.
-    labels : model -> label
+    labels, apart : see `tables.by_model`
     """
     rows = []
-    for model, label in [*labels.items(), (None, ALL_MODELS)]:
-        some = frame if model is None else frame[frame["model"].astype(str) == model]
+    for label, some in by_model(frame, labels, apart):
         for s in sorted(set(some["s"])):
             part = Scope(some[some["s"] == s], resamples, seed)
             row = Row(model=label, s=str(int(s)), inputs=part.inputs, n=len(part), pool=int(part["pool_keys"].max()))
@@ -56,6 +57,6 @@ def weights_table(frame: pd.DataFrame, resamples: int, seed: int, labels: Mappin
     return table
 
 
-def write_weights_table(paths: Sequence[str | os.PathLike], *where: object) -> list[Path]:
+def write_weights_table(paths: Sequence[str | os.PathLike], *where: object, apart: Collection[str] = ()) -> list[Path]:
     """Write the table `weights` of a run from the files that `contourkv.weights` wrote; see `write_joined_table`."""
-    return write_joined_table("weights", weights_table, WEIGHED, paths, *where)
+    return write_joined_table("weights", weights_table, WEIGHED, paths, *where, apart=apart)
