@@ -209,7 +209,10 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     run = Path(sys.argv[1])
-    for part in (rows_at_budgets, claims):
-        print(f"{part.__doc__}\n\n{part(run)}")
-    for part in (scores, comparisons, enforcing, visibility, memory):
-        print(f"{part.__doc__}\n\n{part(run / 'benchmark')}")
+    parts = {run: [rows_at_budgets, claims], run / "benchmark": [scores, comparisons, enforcing, visibility, memory]}
+    for folder, tables in parts.items():
+        if not (folder / "tables").is_dir() and not (folder / "scores.csv").is_file():
+            print(f"{folder}: not made yet\n")
+            continue
+        for part in tables:
+            print(f"{part.__doc__}\n\n{part(folder)}")
