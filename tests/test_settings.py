@@ -17,6 +17,7 @@ SCHEMA = read_schema(CONFIG / "schemas" / "config.schema.yaml")
 SHA256 = "0" * 64
 BASE = {
     **defaults(SCHEMA),
+    "models": ["smollm2-135m", "gemma3-270m"],
     "enumeration": {
         "budgets": [4, 8, 16, 32],
         "families": [

@@ -526,7 +526,7 @@ def test_a_folder_that_was_changed_is_refused(spoil, said, trained, tmp_path):
 
 CONFIG = Path(__file__).parents[2] / "config"
 REFERENCE = yaml.safe_load((CONFIG / "reference.yaml").read_text(encoding="utf-8"))["reference"]
-TEXTS = yaml.safe_load((CONFIG / "texts.yaml").read_text(encoding="utf-8"))
+TEXT_SOURCES = yaml.safe_load((CONFIG / "texts.yaml").read_text(encoding="utf-8"))
 SOURCES = yaml.safe_load((CONFIG / "models.yaml").read_text(encoding="utf-8"))["model_sources"]
 
 
@@ -539,8 +539,8 @@ def test_a_committed_model_is_what_the_configuration_trains(name):
     for file, digest in record["files"].items():
         assert file_sha256(folder / file) == digest, file
     for arm, text in record["texts"].items():
-        (wheel,) = (digest for requirement, digest in TEXTS["wheel_hashes"].items() if digest == text["wheel_sha256"])
-        assert TEXTS["wheel_hashes"][TEXTS["text_sources"][arm]["wheel"]] == wheel
+        wheel = TEXT_SOURCES["text_sources"][arm]["wheel"]
+        assert TEXT_SOURCES["wheel_hashes"][wheel] == text["wheel_sha256"], arm
     assert (CONFIG.parent / source["path"]).samefile(folder) and source["label"] == record["label"]
     assert "trained here" in record["label"] and 1e6 <= record["parameters"] <= 2e6
     assert (folder / "model.safetensors").stat().st_size <= 4e6
