@@ -64,6 +64,8 @@ def test_it_says_why_numbers_may_differ_and_what_models_trained_here_are_worth(t
     for text in ((tmp_path / "paper.md").read_text(), build_summary(tables, trained)):
         assert "on its own texts: b. They show" in text and "no evidence about large models" in text
         assert f"leave their {counts['b']:,} of the {counts['a'] + counts['b']:,} instances out" in text
+    only = {**META, "trained": ["a", "b"]}
+    assert "no evidence" in build_summary(tables, only) and "instances out" not in build_summary(tables, only)
 
 
 def test_sections_are_taken_off_the_words(tables):
