@@ -8,6 +8,10 @@ STAMP := $(VENV)/.installed
 NEWEST ?= 5.24.0
 NEWEST_VENV := .venv-newest
 NEWEST_STAMP := $(NEWEST_VENV)/.installed-$(NEWEST)
+# The Triton that the GPU kernels are tested with, in its interpreter: no GPU is needed.
+TRITON ?= 3.7.1
+TRITON_VENV := .venv-triton
+TRITON_STAMP := $(TRITON_VENV)/.installed-$(TRITON)
 # The benchmark's tests that need neither kvpress nor datasets.
 NEWEST_BENCHMARK := reading choosing storing answering running records costs quest
 
@@ -20,7 +24,7 @@ export TOKENIZERS_PARALLELISM := false
 # the venv's own python, whatever else is on the caller's path
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo offline test test-package test-workflow test-newest lint format clean-results
+.PHONY: help setup demo offline test test-package test-workflow test-newest test-triton lint format clean-results
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +33,7 @@ help:
 	@echo "make offline        setup, then the same models with enough contexts to quote, results in results/offline"
 	@echo "make test           setup, then every test; its halves: make test-package, make test-workflow"
 	@echo "make test-newest    the package's tests on transformers $(NEWEST) without kvpress, in a venv of their own"
+	@echo "make test-triton    the GPU kernels' tests in the interpreter of triton $(TRITON), in a venv of their own"
 	@echo "make lint           setup, then ruff, snakefmt and snakemake --lint"
 	@echo "make format         setup, then let ruff and snakefmt rewrite the files"
 	@echo "make clean-results  remove results/*/ (models and texts in resources/ stay)"
@@ -73,6 +78,15 @@ $(NEWEST_STAMP): pyproject.toml requirements.lock
 	grep -viE '^(transformers|tokenizers|huggingface_hub|hf-xet|typer|typer-slim)==' requirements.lock > $(NEWEST_VENV)/constraints
 	$(NEWEST_VENV)/bin/python -m pip install --quiet --constraint $(NEWEST_VENV)/constraints --editable . \
 	  transformers==$(NEWEST) pytest hypothesis
+	@touch $@
+
+test-triton: $(TRITON_STAMP)
+	CONTOURKV_WITHOUT_KVPRESS=1 OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(TRITON_VENV)/bin/python -m pytest tests/with_triton
+
+$(TRITON_STAMP): pyproject.toml requirements.lock
+	$(PYTHON) -m venv --clear $(TRITON_VENV)
+	$(TRITON_VENV)/bin/python -m pip install --quiet --constraint requirements.lock --editable . triton==$(TRITON) \
+	  pytest hypothesis
 	@touch $@
 
 lint: setup

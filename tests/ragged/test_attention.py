@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
+from attention_oracle import TOLERANCE, Layer, assert_close, layers, oracle, random_layer
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from contourkv.errors import InvalidInput
 from contourkv.ragged import attention, decode
-from contourkv.ragged.attention import attend
 
-# Largest error, over values of unit size: float32 sums; half precision rounds the output (2^-8, 2^-11) and, in
-# PyTorch's fused kernel, the weights.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 WAYS = ("compiled", "flash", "products")
 COMPILED = (torch.float32, torch.bfloat16, torch.float64)
 
@@ -39,153 +37,6 @@ def only(way: str):
         if way == "products":
             patch.setattr(attention, "FLASH", None)
         yield
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What `attend` is given."""
-
-    query: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    positions: torch.Tensor
-    begin: torch.Tensor
-    end: torch.Tensor
-    tail_keys: torch.Tensor
-    tail_values: torch.Tensor
-    tail_length: int
-    tail_first: int
-    scaling: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
-    tail_visible: torch.Tensor | None = None
-
-    def to(self, dtype: torch.dtype) -> Layer:
-        floats = ("query", "keys", "values", "tail_keys", "tail_values")
-        return replace(self, **{name: getattr(self, name).to(dtype) for name in floats})
-
-    def attend(self) -> torch.Tensor:
-        arguments = dict(vars(self))
-        named = {name: arguments.pop(name) for name in ("scaling", "window", "softcap", "sinks", "tail_visible")}
-        return attend(*arguments.values(), **named)
-
-
-def rows_by_definition(layer: Layer) -> Iterator[tuple[tuple[int, int, int, int], torch.Tensor, torch.Tensor]]:
-    """Entry by entry in float64: ((sequence, query head, KV head, row), weights, values) over run, then tail."""
-    layer = layer.to(torch.float64)
-    sequences, query_heads, rows, _ = layer.query.shape
-    group = query_heads // layer.begin.shape[1]
-    for b, head, row in product(range(sequences), range(query_heads), range(rows)):
-        h = head // group
-        run = slice(int(layer.begin[b, h]), int(layer.end[b, h]))
-        keys = torch.cat([layer.keys[run], layer.tail_keys[b, h, : layer.tail_length]])
-        values = torch.cat([layer.values[run], layer.tail_values[b, h, : layer.tail_length]])
-        positions = torch.cat([layer.positions[run].long(), layer.tail_first + torch.arange(layer.tail_length)])
-        at = layer.tail_first + layer.tail_length - rows + row
-        seen = positions <= at
-        if layer.window is not None:
-            seen &= positions > at - layer.window
-        if layer.tail_visible is not None:
-            seen[len(seen) - layer.tail_length :] &= layer.tail_visible[b, : layer.tail_length]
-        z = layer.scaling * keys[seen] @ layer.query[b, head, row]
-        if layer.softcap is not None:
-            z = layer.softcap * torch.tanh(z / layer.softcap)
-        if layer.sinks is not None:
-            z = torch.cat([z, layer.sinks[head].double().view(1)])
-        weights = torch.zeros(len(seen), dtype=torch.float64)
-        if len(z):
-            weights[seen] = z.softmax(0)[: int(seen.sum())]
-        yield (b, head, h, row), weights, values
-
-
-def oracle(layer: Layer) -> torch.Tensor:
-    output = torch.zeros(*layer.query.shape[:3], layer.values.shape[1], dtype=torch.float64)
-    for (b, head, _, row), weights, values in rows_by_definition(layer):
-        output[b, head, row] = weights @ values
-    return output
-
-
-def random_layer(
-    seed: int,
-    lengths: list[list[int]],
-    group: int = 2,
-    rows: int = 1,
-    tail: int | None = None,
-    size: int = 16,
-    value_size: int | None = None,
-    slack: int = 3,
-    aliased: bool = False,
-    **options: object,
-) -> Layer:
-    """Gaussian keys and values; `lengths` entries in the run of each sequence and head, `tail` slots, Q `rows`."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    counts = torch.tensor(lengths)
-    sequences, heads = counts.shape
-    tail = rows if tail is None else max(tail, rows)
-    value_size = size if value_size is None else value_size
-    longest = 2 * int(counts.max()) + 1
-    runs = [torch.randperm(longest, generator=generator)[:n].sort().values for n in counts.flatten().tolist()]
-    end = counts.flatten().cumsum(0).view(sequences, heads)
-    begin = end - counts
-    if aliased:
-        begin, end = begin[:1].repeat(sequences, 1), end[:1].repeat(sequences, 1)
-    capacity = tail + slack
-    if options.pop("sinks", False):
-        options["sinks"] = normal(heads * group).float()
-    padded = options.pop("padded", False)
-    if padded:
-        visible = torch.rand(sequences, capacity, generator=generator) < 0.6
-        options["tail_visible"] = visible
-    return Layer(
-        # the strides that a model's transpose leaves
-        query=normal(sequences, rows, heads * group, size).transpose(1, 2),
-        keys=normal(int(counts.sum()), size),
-        values=normal(int(counts.sum()), value_size),
-        positions=torch.cat(runs).to(torch.int32),
-        begin=begin,
-        end=end,
-        tail_keys=normal(sequences, heads, capacity, size),
-        tail_values=normal(sequences, heads, capacity, value_size),
-        tail_length=tail,
-        tail_first=longest,
-        scaling=size**-0.5,
-        **options,
-    )
-
-
-@st.composite
-def layers(draw, most_rows: int = 5, **fixed: object) -> Layer:
-    sequences, heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    run = st.one_of(st.integers(0, 9), st.integers(0, 400))
-    row = st.lists(run, min_size=heads, max_size=heads)
-    lengths = draw(st.lists(row, min_size=sequences, max_size=sequences))
-    if draw(st.booleans()):
-        lengths = [[lengths[0][0]] * heads] * sequences
-    size = draw(st.sampled_from([8, 16, 64, 80]))
-    chosen = {
-        "group": draw(st.sampled_from([1, 2, 3, 4, 7])),
-        "rows": draw(st.integers(1, most_rows)),
-        "tail": draw(st.integers(0, 40)),
-        "size": size,
-        "value_size": draw(st.sampled_from([size, size, 8, 24])),
-        "slack": draw(st.integers(0, 5)),
-        "aliased": draw(st.booleans()),
-        "window": draw(st.sampled_from([None, None, 1, 5, 60])),
-        "softcap": draw(st.sampled_from([None, None, 2.0])),
-        "sinks": draw(st.booleans()),
-        "padded": draw(st.booleans()),
-    }
-    return random_layer(draw(st.integers(0, 2**31)), lengths, **{**chosen, **fixed})
-
-
-def assert_close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    assert found.isfinite().all()
-    assert (found.double() - expected.double()).abs().max() <= TOLERANCE[dtype]
 
 
 def in_every_way(dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)):
@@ -368,6 +219,37 @@ def test_a_broken_key_is_not_passed_over(way: str, dtype: torch.dtype) -> None:
 
 
 @in_every_way()
+def test_the_tails_numbers_as_tensors(way: str, dtype: torch.dtype) -> None:
+    layer = random_layer(6, [[50, 0], [9, 70]], rows=3, tail=11, window=40).to(dtype)
+    numbers = {"tail_length": torch.tensor(layer.tail_length), "tail_first": torch.tensor([layer.tail_first])}
+    with only(way):
+        expected = layer.attend()
+        for names in (["tail_length"], ["tail_first"], ["tail_length", "tail_first"]):
+            assert torch.equal(replace(layer, **{name: numbers[name] for name in names}).attend(), expected)
+
+
+def test_without_numba() -> None:
+    """The PyTorch way does it all, and nothing else is missed; any other import error is passed on."""
+    script = """
+import sys
+sys.modules["numba"] = None
+import torch
+from contourkv.ragged.attention import attend
+k = torch.randn(5, 8)
+attend(torch.randn(1, 2, 1, 8), k, k, torch.arange(5), torch.tensor([[0]]), torch.tensor([[5]]),
+       torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8), 1, 9, scaling=1.0)
+sys.modules["contourkv.errors"] = None
+del sys.modules["contourkv.ragged.attention"]
+try:
+    import contourkv.ragged.attention
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["contourkv.errors"], done.stderr
+
+
+@in_every_way()
 def test_no_rows(way: str, dtype: torch.dtype) -> None:
     layer = random_layer(4, [[10, 3]], rows=0, tail=2).to(dtype)
     with only(way):
@@ -491,6 +373,10 @@ def test_in_a_forked_process(threads) -> None:
         ("tail_keys", lambda layer: {"tail_values": layer.tail_values[:, :, 1:]}),
         ("tail_length", lambda layer: {"tail_length": 1}),
         ("tail_length", lambda layer: {"tail_length": 50}),
+        ("tail_length", lambda layer: {"tail_length": torch.tensor(50)}),
+        ("tail_length", lambda layer: {"tail_length": torch.tensor([5, 5])}),
+        ("tail_first", lambda layer: {"tail_first": torch.tensor(21.0)}),
+        ("tail_first", lambda layer: {"tail_first": torch.tensor(21, device="meta")}),
         ("tail_visible", lambda layer: {"tail_visible": torch.ones(1, 3, dtype=torch.bool)}),
         ("positions", lambda layer: {"positions": layer.positions[1:]}),
         ("sinks", lambda layer: {"sinks": torch.zeros(3)}),

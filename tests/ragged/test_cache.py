@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from contourkv.errors import ContourKVError, InvalidInput
 from contourkv.ragged import RaggedCache
-from contourkv.ragged.layer import CROP_TAKES_LENGTH, RaggedLayer
+from contourkv.ragged.layer import CROP_TAKES_LENGTH, RaggedLayer, _visible
 
 
 @pytest.fixture(scope="module")
@@ -365,6 +365,22 @@ class TestBatches:
         ours = two_turns(model, RaggedCache(model.config), *turns)
         theirs = two_turns(model, DynamicCache(config=model.config), *turns)
         assert (ours[:, -1] - theirs[:, -1]).abs().max() <= TOLERANCE
+
+    @pytest.mark.parametrize("kind", ["two dimensions", "bool", "float"])
+    def test_a_mask_need_not_be_looked_at(self, kind):
+        """On a GPU later blocks take it as it is: to ask whether all tokens are real would be to wait."""
+        causal = torch.ones(2, 1, 3, 3, dtype=torch.bool).tril()
+        padded = causal.clone()
+        padded[1, :, :, 0] = False
+        for mask, real in ((causal, [[True] * 3] * 2), (padded, [[True] * 3, [False, True, True]])):
+            if kind == "two dimensions":
+                mask = torch.tensor(real).int()
+            elif kind == "float":
+                mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+            assert _visible(mask, 3, look=False).tolist() == real
+            looked = _visible(mask, 3, look=True)
+            assert (looked is None) == all(map(all, real)) and (looked is None or looked.tolist() == real)
+        assert _visible(None, 3, look=False) is None
 
     def test_another_batch_size_is_refused(self, models):
         cache = RaggedCache(models["llama"].config)

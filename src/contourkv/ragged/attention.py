@@ -13,20 +13,28 @@ log-sum-exp: with L_a = log sum_{j in a} exp(z_j) and out_a the softmax over par
 
 which is exact. A row that sees nothing has L = -inf and gives zeros.
 
-Two ways to the same numbers: `decode` (compiled; CPU, few query rows) and the PyTorch operations of this file, for
-every dtype, device and number of rows. Inference only: no gradient.
+Three ways to the same numbers: `decode` (compiled; CPU, few query rows), `split_k` (Triton; GPU, few query rows) and
+the PyTorch operations of this file, for every dtype, device and number of rows. Inference only: no gradient.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 
 from ..errors import InvalidInput
-from . import decode
+
+try:
+    from . import decode
+except ModuleNotFoundError as error:  # no numba, as may be where a GPU does the work
+    if error.name not in ("numba", "llvmlite"):
+        raise
+    decode = None
 
 SCORES = 2**23
 """Scores that the PyTorch way holds at a time where it holds them: 32 MiB in float32, and at most two copies. Query
@@ -35,6 +43,12 @@ rows go in blocks of so many; one row of every query head is the least block."""
 COMPILED_ROWS = 32
 """Rows that read one KV head, its query heads times Q, up to which the compiled way is taken: at 4 it takes a third of
 the time of the PyTorch way, at 32 as much in bfloat16 and two thirds in float32."""
+
+TRITON_ROWS = 1024
+"""Such rows up to which the Triton way is taken. It reads the keys again for each 64 of them, mostly out of the L2
+cache; the PyTorch way reads them run after run and makes float32 of them."""
+
+LEAST_TRITON = (3, 6)
 
 # Private in PyTorch, but the one fused attention on the CPU that returns the log-sum-exp. None: plain products.
 FLASH: Callable | None = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
@@ -49,8 +63,8 @@ def attend(
     end: torch.Tensor,
     tail_keys: torch.Tensor,
     tail_values: torch.Tensor,
-    tail_length: int,
-    tail_first: int,
+    tail_length: int | torch.Tensor,
+    tail_first: int | torch.Tensor,
     *,
     scaling: float,
     window: int | None = None,
@@ -69,11 +83,12 @@ def attend(
         Frozen entries, in the query's dtype.
     positions : int32 tensor (T,)
         Position of each, ascending inside a run and before tail_first.
-    begin, end : int64 tensor (B, H)
+    begin, end : int64 tensor (B, H), on the query's device or the CPU
         Run of a sequence and KV head: entries begin[b, h] : end[b, h]. Runs may be empty or shared.
     tail_keys, tail_values : tensor (B, H, capacity, d), (B, H, capacity, dv)
         Appended entries: slot i is at position tail_first + i; slots from tail_length on are not read.
-    tail_length, tail_first : int
+    tail_length, tail_first : int, or integer tensor of one number on the query's device
+        Tensors are for a captured CUDA graph: see the notes.
     scaling : float
         Factor of q . k.
     window : int, optional
@@ -94,16 +109,50 @@ def attend(
     Raises
     ------
     InvalidInput
-        Shapes or dtypes that do not belong together, a run outside the buffer.
+        Shapes or dtypes that do not belong together, a run outside the buffer, as far as the CPU can see it.
+
+    Notes
+    -----
+    On a GPU up to TRITON_ROWS rows of a KV head, query heads times Q, take the Triton way if triton is installed. It
+    waits for nothing if `begin` and `end` lie there too, and a CUDA graph that has captured it follows every later
+    change of what is in the tensors: the runs, their order and number of entries inside the buffers, and, where
+    `tail_length` and `tail_first` are tensors, the length of the tail up to its capacity. Only a shape, a buffer or
+    an option that changes needs another capture. Numbers that lie on the GPU cannot be checked without waiting: what
+    they say beyond the buffers is cut off there.
     """
     held = Contents(
         keys, values, positions, begin, end, tail_keys, tail_values, tail_length, tail_first, tail_visible, window
     )
     held.check(query, sinks)
-    if query.shape[1] // begin.shape[1] * query.shape[2] <= COMPILED_ROWS and decode.fits(query, held):
+    rows = query.shape[1] // begin.shape[1] * query.shape[2]
+    if rows <= TRITON_ROWS and takes_triton(query.device) and triton_way().fits(query, held):
+        if begin.is_cpu and end.is_cpu:
+            held.runs()
+        return triton_way().attend(query, held, scaling, softcap, sinks)
+    held = held.counted(query.shape[2])
+    if decode is not None and rows <= COMPILED_ROWS and decode.fits(query, held):
         return decode.attend(query, held, scaling, softcap, sinks)
     with torch.no_grad():
         return _by_torch(query, held, scaling, softcap, sinks)
+
+
+@functools.cache
+def triton_way() -> ModuleType | None:
+    """`split_k`, None where there is no triton or one that is too old for it."""
+    try:
+        import triton
+    except ModuleNotFoundError:
+        return None
+    if tuple(map(int, triton.__version__.split(".")[:2])) < LEAST_TRITON:
+        return None
+    from . import split_k
+
+    return split_k
+
+
+def takes_triton(device: torch.device) -> bool:
+    """Whether few rows on a device take the Triton way, so that `begin` and `end` are best kept there."""
+    return device.type == "cuda" and triton_way() is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +166,13 @@ class Contents:
     end: torch.Tensor
     tail_keys: torch.Tensor
     tail_values: torch.Tensor
-    tail_length: int
-    tail_first: int
+    tail_length: int | torch.Tensor
+    tail_first: int | torch.Tensor
     tail_visible: torch.Tensor | None
     window: int | None
 
     def check(self, query: torch.Tensor, sinks: torch.Tensor | None) -> None:
-        """Raise InvalidInput unless shapes and dtypes belong together."""
+        """Raise InvalidInput unless shapes and dtypes belong together; numbers on a GPU are not looked at."""
         sequences, heads = self.begin.shape
         if query.dim() != 4 or query.shape[0] != sequences or query.shape[1] % heads:
             raise InvalidInput(
@@ -152,11 +201,17 @@ class Contents:
                 f"tail_keys, tail_values: got {tuple(self.tail_keys.shape)} and {tuple(self.tail_values.shape)}, "
                 f"expected ({sequences}, {heads}, slots, {size}) and (..., {self.values.shape[1]})"
             )
-        if not rows <= self.tail_length <= capacity:
-            raise InvalidInput(
-                f"tail_length: got {self.tail_length}, expected {rows} (the rows, whose own keys are in the tail) to "
-                f"{capacity} (its slots)"
-            )
+        for name in ("tail_length", "tail_first"):
+            number = getattr(self, name)
+            if isinstance(number, torch.Tensor) and (
+                number.numel() != 1 or number.is_floating_point() or number.device != query.device
+            ):
+                raise InvalidInput(
+                    f"{name}: got {number.dtype} {tuple(number.shape)} on {number.device}, expected an int or a tensor "
+                    f"of one whole number on {query.device}"
+                )
+        if not isinstance(self.tail_length, torch.Tensor):
+            self._check_tail_length(rows)
         if self.positions.shape != self.keys.shape[:1]:
             raise InvalidInput(
                 f"positions: got shape {tuple(self.positions.shape)}, expected ({self.keys.shape[0]},), one a key"
@@ -169,15 +224,39 @@ class Contents:
         if sinks is not None and sinks.shape != (query.shape[1],):
             raise InvalidInput(f"sinks: got shape {tuple(sinks.shape)}, expected ({query.shape[1]},), one a query head")
 
-    def stacks(self) -> list[_Stack]:
-        """The non-empty runs, those of equal length that lie one behind the other as one stack."""
-        begin, end = self.begin.flatten().tolist(), self.end.flatten().tolist()
-        stacks: list[_Stack] = []
-        for run, (first, last) in enumerate(zip(begin, end, strict=True)):
+    def _check_tail_length(self, rows: int) -> None:
+        capacity = self.tail_keys.shape[2]
+        if not rows <= self.tail_length <= capacity:
+            raise InvalidInput(
+                f"tail_length: got {self.tail_length}, expected {rows} (the rows, whose own keys are in the tail) to "
+                f"{capacity} (its slots)"
+            )
+
+    def counted(self, rows: int) -> Contents:
+        """The same with `tail_length` and `tail_first` as ints; waits for the GPU if they are there."""
+        if not isinstance(self.tail_length, torch.Tensor) and not isinstance(self.tail_first, torch.Tensor):
+            return self
+        counted = replace(self, tail_length=int(self.tail_length), tail_first=int(self.tail_first))
+        counted._check_tail_length(rows)
+        return counted
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(first, last) of every run, in sequence * H + head; InvalidInput for one outside the entries.
+
+        Waits for the GPU if they are there.
+        """
+        runs = list(zip(self.begin.flatten().tolist(), self.end.flatten().tolist(), strict=True))
+        for first, last in runs:
             if not 0 <= first <= last <= self.keys.shape[0]:
                 raise InvalidInput(
                     f"begin, end: got a run {first}:{last} over {self.keys.shape[0]} entries; expected runs inside them"
                 )
+        return runs
+
+    def stacks(self) -> list[_Stack]:
+        """The non-empty runs, those of equal length that lie one behind the other as one stack."""
+        stacks: list[_Stack] = []
+        for run, (first, last) in enumerate(self.runs()):
             if first == last:
                 continue
             below = stacks[-1] if stacks else None

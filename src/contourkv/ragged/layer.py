@@ -21,7 +21,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from ..errors import InvalidInput
 from ..operator import whole_number
-from .attention import attend
+from .attention import attend, takes_triton
 from .registry import RaggedKey, attach
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class RaggedLayer(CacheLayerMixin):
         self.device: torch.device | None = None
         self.length = 0
         self.frozen_keys = self.frozen_values = self.positions = self.begin = self.end = None
+        self._copied_runs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._drop_tail(0)
         self._mark: tuple[int, torch.Tensor, torch.Tensor] | None = None
         self._first_block = False
@@ -354,7 +355,7 @@ class RaggedLayer(CacheLayerMixin):
         if self.model_type is not None and config is not None:
             refuse_other_model("RaggedCache", self.model_type, self.layers, config)
         tokens = key.shape[2]
-        visible = _visible(mask, tokens)
+        visible = _visible(mask, tokens, look=self._first_block or self.device.type == "cpu")
         if self._first_block:
             output, weights = own(module, query, key, value, mask, *args, **kwargs)
             if self.watcher is not None:
@@ -391,14 +392,21 @@ class RaggedLayer(CacheLayerMixin):
             self.frozen_keys,
             self.frozen_values,
             self.positions,
-            self.begin,
-            self.end,
+            *self._runs(),
             self.tail_keys,
             self.tail_values,
             self.tail_length,
             self.tail_first,
             **how,
         )
+
+    def _runs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """`begin` and `end` where attention reads them: for the Triton way on the GPU, copied when they change."""
+        if not takes_triton(self.device):
+            return self.begin, self.end
+        if self._copied_runs is None or self._copied_runs[0] is not self.begin:
+            self._copied_runs = self.begin, self.begin.to(self.device), self.end.to(self.device)
+        return self._copied_runs[1:]
 
     def _settle(self, visible: torch.Tensor | None) -> None:
         """After the first block: drop padding, and what a sliding layer's next token cannot see."""
@@ -596,6 +604,7 @@ class RaggedLayer(CacheLayerMixin):
             ("metadata", self.positions),
             ("metadata", self.begin),
             ("metadata", self.end),
+            *(("metadata", copied) for copied in (self._copied_runs or ())[1:]),
         ):
             if tensor is not None:
                 yield kind, tensor, tensor.numel() * tensor.element_size()
@@ -638,10 +647,10 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _visible(mask: torch.Tensor | None, tokens: int) -> torch.Tensor | None:
-    """Which of the new tokens are not padding, bool (B, tokens), from the model's mask; None if all are real.
+def _visible(mask: torch.Tensor | None, tokens: int, look: bool) -> torch.Tensor | None:
+    """Which of the new tokens are not padding, bool (B, tokens), from the model's mask; None if there is no mask.
 
-    A token is real iff it may see itself.
+    A token is real iff it may see itself. With `look` also None if all are real: on a GPU to know that is to wait.
     """
     if mask is None:
         return None
@@ -660,4 +669,4 @@ def _visible(mask: torch.Tensor | None, tokens: int) -> torch.Tensor | None:
             )
         itself = mask[:, 0].diagonal(dim1=1, dim2=2)
         visible = itself if mask.dtype == torch.bool else itself > torch.finfo(mask.dtype).min / 2
-    return None if bool(visible.all()) else visible
+    return None if look and bool(visible.all()) else visible
