@@ -5,6 +5,7 @@ from ..lazy import loader
 _HOME = {
     "RaggedCache": "cache",
     "RaggedLayer": "layer",
+    "Steps": "steps",
     "attend": "attention",
 }
 

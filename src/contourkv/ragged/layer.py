@@ -26,6 +26,7 @@ from .registry import RaggedKey, attach
 
 if TYPE_CHECKING:
     from .cache import Watcher
+    from .steps import Clock
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 TAIL_STEP = 16  # slots that a full tail grows by, at least; else by an eighth of it
@@ -65,6 +66,8 @@ class RaggedLayer(CacheLayerMixin):
         Appended entries: slots 0 .. tail_length, of the positions from tail_first on.
     tail_visible : bool tensor (B, capacity), optional
         False where an appended token is padding.
+    clock : Clock, optional
+        While `Steps` feeds the model: where new tokens go and how long the tail is, counted on the device.
     """
 
     is_compileable = False
@@ -76,6 +79,7 @@ class RaggedLayer(CacheLayerMixin):
     ) -> None:
         self.index, self.window, self.model_type, self.layers = index, window, model_type, layers
         self.watcher: Watcher | None = None
+        self.clock: Clock | None = None
         self._empty()
 
     def _empty(self) -> None:
@@ -89,6 +93,10 @@ class RaggedLayer(CacheLayerMixin):
         self._mark: tuple[int, torch.Tensor, torch.Tensor] | None = None
         self._first_block = False
 
+    def _refuse_under_steps(self, what: str) -> None:
+        if self.clock is not None:
+            raise InvalidInput(f"{what}: Steps feeds the model from this cache and knows its buffers; close it first")
+
     def _drop_tail(self, first: int) -> None:
         self.tail_keys = self.tail_values = self.tail_visible = None
         self.tail_length, self.tail_first, self._tail_trimmed = 0, first, False
@@ -100,6 +108,7 @@ class RaggedLayer(CacheLayerMixin):
     def copy(self) -> RaggedLayer:
         """Another layer with the same contents: the frozen part is shared, for it is replaced and never written."""
         twin = copy.copy(self)
+        twin.clock = None
         for name in ("tail_keys", "tail_values", "tail_visible"):
             tail = getattr(self, name)
             setattr(twin, name, None if tail is None else tail.clone())
@@ -162,6 +171,7 @@ class RaggedLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything and give the memory back."""
+        self._refuse_under_steps("reset")
         self._empty()
 
     def offload(self) -> None:
@@ -187,6 +197,9 @@ class RaggedLayer(CacheLayerMixin):
         tokens = key.shape[2]
         self._first_block = False
         self._check_like(key, value)
+        if self.clock is not None:
+            self._append_by_clock(key, value)
+            return
         if self.tail_keys is None or self.tail_length + tokens > self.tail_keys.shape[2]:
             self._grow(tokens)
         first, last = self.tail_length, self.tail_length + tokens
@@ -195,6 +208,24 @@ class RaggedLayer(CacheLayerMixin):
         if self.tail_visible is not None:
             self.tail_visible[:, first:last] = True
         self.tail_length, self.length = last, self.length + tokens
+
+    def reserve(self, tokens: int) -> None:
+        """Make room in the tail for `tokens` more, so that its buffers stay where they are while these come."""
+        self._check_filled("reserve")
+        self._refuse_under_steps("reserve")
+        if self.tail_keys is None or self.tail_length + tokens > self.tail_keys.shape[2]:
+            self._grow(tokens)
+
+    def _append_by_clock(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write where the clock says; `Steps` counts here once the step is done."""
+        self.tail_keys.index_copy_(2, self.clock.slots, key)
+        self.tail_values.index_copy_(2, self.clock.slots, value)
+        if self.tail_visible is not None:
+            self.tail_visible.index_fill_(1, self.clock.slots, True)
+
+    def counted(self, tokens: int) -> None:
+        """Take note that a step of `Steps` appended so many."""
+        self.tail_length, self.length = self.tail_length + tokens, self.length + tokens
 
     def _check_like(self, key: torch.Tensor, value: torch.Tensor) -> None:
         sequences, heads = self.begin.shape
@@ -363,7 +394,7 @@ class RaggedLayer(CacheLayerMixin):
                     self.watcher.first_block(self, module, query, key, value, weights, visible, kwargs)
             self._settle(visible)
             return output, weights
-        if visible is not None:
+        if visible is not None and self.clock is None:  # under a clock no token is padding
             if self.tail_visible is None:
                 shape = self.tail_keys.shape
                 self.tail_visible = torch.ones(shape[0], shape[2], dtype=torch.bool, device=self.device)
@@ -395,7 +426,7 @@ class RaggedLayer(CacheLayerMixin):
             *self._runs(),
             self.tail_keys,
             self.tail_values,
-            self.tail_length,
+            self.tail_length if self.clock is None else self.clock.length,
             self.tail_first,
             **how,
         )
@@ -439,6 +470,7 @@ class RaggedLayer(CacheLayerMixin):
         keys or values and 16 bytes an entry are needed on the way.
         """
         self._check_filled("evict")
+        self._refuse_under_steps("evict")
         sequences, heads = self.begin.shape
         if not isinstance(keep, torch.Tensor):
             raise InvalidInput(f"evict: keep: expected a bool tensor, got {type(keep).__name__}")
@@ -493,6 +525,7 @@ class RaggedLayer(CacheLayerMixin):
 
     def mark(self) -> None:
         """Make this the state that `rollback` returns to; what was appended joins the frozen part."""
+        self._refuse_under_steps("mark")
         if self.tail_length:
             keep = torch.ones(*self.begin.shape, self.length, dtype=torch.bool, device=self.device)
             if self.window is not None:
@@ -507,6 +540,7 @@ class RaggedLayer(CacheLayerMixin):
 
     def rollback(self) -> None:
         """Return to the mark: the tail is dropped, and the memory that it took."""
+        self._refuse_under_steps("rollback")
         self.length, self.begin, self.end = self._mark
         self._drop_tail(self.length)
 
@@ -519,6 +553,7 @@ class RaggedLayer(CacheLayerMixin):
         """Forget the tokens from position `length` on."""
         if length >= self.length:
             return
+        self._refuse_under_steps("crop")
         first_needed = 0 if self.window is None else length - self.window + 1
         lost = self._lost_before()
         if first_needed < lost:
@@ -549,6 +584,7 @@ class RaggedLayer(CacheLayerMixin):
         """Sequence b becomes what sequence beam_idx[b] was; the frozen part is shared, only the tail is copied."""
         if self.length == 0:
             return
+        self._refuse_under_steps("reorder_cache")
         at = beam_idx.to("cpu", torch.int64)
         self.begin, self.end = self.begin.index_select(0, at), self.end.index_select(0, at)
         if self.tail_keys is not None:
@@ -605,6 +641,7 @@ class RaggedLayer(CacheLayerMixin):
             ("metadata", self.begin),
             ("metadata", self.end),
             *(("metadata", copied) for copied in (self._copied_runs or ())[1:]),
+            *(("metadata", number) for number in self.clock or ()),
         ):
             if tensor is not None:
                 yield kind, tensor, tensor.numel() * tensor.element_size()

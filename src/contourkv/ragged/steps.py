@@ -1,0 +1,192 @@
+"""Steps of decoding that never wait for the GPU: a model's forward pass over a ragged cache, as one CUDA graph.
+
+with Steps(model, cache, room=256) as step:
+    for _ in range(256):
+        ids = step(ids)[:, -1:].argmax(-1)
+
+A captured graph repeats the same launches with the same addresses and numbers. What changes from step to step therefore
+lies in tensors: the new ids, their positions, and per layer the slots that they take and the length of the tail that
+holds them (`Clock`). The tail's buffers get their room before, so that they stay where they are. The host counts along
+and never asks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+
+from ..errors import InvalidInput
+from ..operator import whole_number
+from .cache import CACHE_ARGUMENTS, RaggedCache
+
+
+class Clock(NamedTuple):
+    """What layers whose tails begin at the same position read in a step.
+
+    Attributes
+    ----------
+    slots : int64 tensor (Q,), where the new tokens go in the tail
+    length : int64 tensor (1,), of the tail with them
+    """
+
+    slots: torch.Tensor
+    length: torch.Tensor
+
+    def set(self, length: int) -> None:
+        """Before a step that appends to a tail of `length`."""
+        self.length.fill_(length)
+
+    def advance(self) -> None:
+        """At the start of a step; a part of the captured graph."""
+        torch.add(self.length, torch.arange(len(self.slots), device=self.slots.device), out=self.slots)
+        self.length.add_(len(self.slots))
+
+
+class Steps:
+    """A model and a filled cache, ready to take `tokens` new tokens at a time without waiting for the device.
+
+    On CUDA the first call runs the forward pass once to warm up, captures it as a graph and replays that; every later
+    call copies the ids and replays. Elsewhere each call runs the same forward pass. What is computed is what
+    `model(ids, past_key_values=cache)` computes. As long as this is open the cache takes nothing else that changes it
+    (InvalidInput); once closed it has the tokens as if they had been fed one after another, and what is left of the
+    room stays as slack until the next compaction.
+
+    Parameters
+    ----------
+    model : a transformers model, in eval mode, whose layers lie on one device
+    cache : RaggedCache
+        Filled, without a press at work.
+    room : int
+        Most tokens of a sequence that can be fed in all.
+    tokens : int
+        New tokens of a sequence at each call. None of them is padding.
+    position_ids : int64 tensor (B, tokens), optional
+        Rotary positions of the first call's tokens, where they are not those of the cache (left-padded contexts);
+        each call adds `tokens`.
+
+    Raises
+    ------
+    InvalidInput
+        An empty cache, one that a press watches, or one that other Steps have open; a model on another device or in
+        training mode; numbers out of range.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        cache: RaggedCache,
+        room: int,
+        tokens: int = 1,
+        position_ids: torch.Tensor | None = None,
+    ) -> None:
+        if not isinstance(cache, RaggedCache) or not cache.is_initialized:
+            raise InvalidInput("Steps: cache: expected a RaggedCache that has read a context")
+        if model.training:
+            raise InvalidInput("Steps: the model is in training mode; call model.eval() first")
+        self.tokens, self.room = whole_number("tokens", tokens, 1), whole_number("room", room, 1)
+        if self.room < self.tokens:
+            raise InvalidInput(f"room: got {room}, expected at least tokens, {tokens}")
+        first = cache.layers[0]
+        self.device, sequences = first.device, first.begin.shape[0]
+        for layer in cache.layers:
+            layer._refuse_under_steps("Steps")
+            if layer.watcher is not None:
+                raise InvalidInput("Steps: a press watches this cache; leave its context first")
+        elsewhere = {p.device for p in model.parameters()} | {layer.device for layer in cache.layers}
+        if elsewhere != {self.device}:
+            raise InvalidInput(f"Steps: model and cache lie on {sorted(map(str, elsewhere))}; expected one device")
+        shape = (sequences, self.tokens)
+        if position_ids is None:
+            position_ids = torch.arange(self.tokens).expand(shape) + cache.get_seq_length()
+        if position_ids.shape != shape or position_ids.is_floating_point():
+            raise InvalidInput(
+                f"position_ids: got {position_ids.dtype} {tuple(position_ids.shape)}, expected whole numbers {shape}"
+            )
+        self.model, self.cache, self.used = model, cache, 0
+        self._names = [name for name in CACHE_ARGUMENTS if name in inspect.signature(model.forward).parameters]
+        self._ids = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self._positions = position_ids.to(self.device, torch.int64, copy=True)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits: torch.Tensor | None = None
+        clocks: dict[tuple[int, int], Clock] = {}
+        for layer in cache.layers:
+            layer.reserve(self.room)
+            at = layer.tail_first, layer.tail_length
+            if at not in clocks:
+                slots = torch.zeros(self.tokens, dtype=torch.int64, device=self.device)
+                clocks[at] = Clock(slots, torch.full((1,), layer.tail_length, device=self.device))
+        for layer in cache.layers:
+            layer.clock = clocks[layer.tail_first, layer.tail_length]
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the cache back, and the graph's memory; harmless to repeat."""
+        if self.cache is not None:
+            for layer in self.cache.layers:
+                layer.clock = None
+        self.cache = self._graph = self._logits = None
+
+    @torch.no_grad()
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """Feed `ids`, integers (B, tokens); logits (B, tokens, V), on CUDA the same tensor at every call.
+
+        Raises
+        ------
+        InvalidInput
+            Closed, another shape, or no room left.
+        """
+        if self.cache is None:
+            raise InvalidInput("Steps: it is closed; make another")
+        if ids.shape != self._ids.shape or ids.is_floating_point():
+            raise InvalidInput(f"ids: got {ids.dtype} {tuple(ids.shape)}, expected whole numbers {tuple(self._ids.shape)}")
+        if self.used + self.tokens > self.room:
+            raise InvalidInput(f"Steps: {self.used} of the {self.room} tokens of its room are fed; make it larger")
+        self._ids.copy_(ids, non_blocking=True)
+        try:
+            if self.device.type != "cuda":
+                self._logits = self._forward()
+            else:
+                if self._graph is None:
+                    self._capture()
+                self._graph.replay()
+        except BaseException:
+            self.close()  # clocks and tails may differ by a part of a step now; the cache is as it was before it
+            raise
+        for layer in self.cache.layers:
+            layer.counted(self.tokens)
+        self.used += self.tokens
+        return self._logits
+
+    def _forward(self) -> torch.Tensor:
+        """One step as the device does it: clocks, positions, the model."""
+        for clock in {id(layer.clock): layer.clock for layer in self.cache.layers}.values():
+            clock.advance()
+        given = {name: self.cache for name in self._names[:1]} or {CACHE_ARGUMENTS[0]: self.cache}
+        logits = self.model(self._ids, position_ids=self._positions, use_cache=True, **given).logits
+        self._positions.add_(self.tokens)
+        return logits
+
+    def _capture(self) -> None:
+        before = self._positions.clone()
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            self._forward()  # compiles and allocates what a capture may not
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        self._positions.copy_(before)
+        for layer in self.cache.layers:
+            layer.clock.set(layer.tail_length)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._logits = self._forward()
+        self._graph = graph
