@@ -1,7 +1,7 @@
-"""Decode attention on a GPU: is it right, and how fast is it beside the memory and its peers?
+"""Everything that runs on a GPU: is it right, and how fast is it beside the memory and its peers?
 
-    python benchmarks/device.py --out device.json             a CUDA machine, under three minutes
-    python benchmarks/device.py --out device.json --only check | times | replay
+    python benchmarks/device.py --out device.json             a CUDA machine, under six minutes
+    python benchmarks/device.py --out device.json --only check replay times steps evict allocation enumeration ...
     TRITON_INTERPRET=1 python benchmarks/device.py --dry      every line of this at tiny shapes, on the CPU
 
 First the Triton kernels against a float64 loop over heads and rows, for every dtype, head size and option and for every
@@ -13,8 +13,12 @@ the L2 cache several times; printed are the median over the replays, the 10th an
 call, the kept bytes over the time, and the ratio to the time that the kept bytes take at the copy's bandwidth (bytes
 read and written, of 1 GiB).
 
+Last whole decode steps, eviction, the allocator, the two exact searches and capture (`device_parts.py`), each against
+its plain form and timed.
+
 `--configs` times other configurations of the first kernel too: a JSON list of objects with fields of
-`contourkv.ragged.split_k.Config`. Needs torch, triton, numpy and hypothesis; contourkv is found beside this file.
+`contourkv.ragged.split_k.Config`. Needs torch, triton, transformers, numba, numpy, pandas and hypothesis; contourkv is found beside
+this file.
 """
 
 from __future__ import annotations
@@ -25,7 +29,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -37,6 +40,7 @@ import numpy as np
 import torch
 import triton
 from attention_oracle import TOLERANCE, Layer, oracle, random_layer
+from device_parts import DEVICE, PARTS, no_waiting
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -45,7 +49,6 @@ from contourkv.ragged import split_k
 from contourkv.ragged.attention import Contents
 from contourkv.ragged.split_k import Config
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = (64, 80, 96, 128, 256)
 GROUPS = (1, 4, 7)
 OPTIONS = (
@@ -255,20 +258,6 @@ def replay(asked: argparse.Namespace) -> list[dict]:
     passed = sum(row["passed"] for row in rows)
     print(f"replay: {passed} of {len(rows)} replays of one captured step with other lengths are right", flush=True)
     return rows
-
-
-@contextmanager
-def no_waiting():
-    """PyTorch raises where the host would wait for the GPU."""
-    if DEVICE == "cpu":
-        yield
-        return
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
 
 
 # ---------------------------------------------------------------------- fast
@@ -535,6 +524,8 @@ def agreement(name: str, step: Step, peer: Callable[[Step], Callable], batch: in
 def show(rows: list[dict]) -> None:
     print(f"\n{'side':<62}{'batch':>6}{'us':>9}{'10%':>9}{'90%':>9}{'GB/s kept':>11}{'x best':>8}")
     for row in rows:
+        if "batch" not in row:
+            continue
         name = row["name"]
         if "config" in row and "other" in name:
             default = Config(chunk=0)
@@ -552,10 +543,14 @@ def show(rows: list[dict]) -> None:
     print(f"\n{'PASS' if not failed else f'FAIL: {len(failed)} of the comparisons'}")
 
 
+OWN = ("check", "replay", "times")
+ORDER = ("check", "replay", *PARTS, "times")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="write everything to this JSON file")
-    parser.add_argument("--only", choices=["check", "replay", "times"], nargs="+", default=["check", "replay", "times"])
+    parser.add_argument("--only", choices=ORDER, nargs="+", default=ORDER)
     parser.add_argument("--dry", action="store_true", help="tiny shapes, on the CPU in Triton's interpreter")
     parser.add_argument("--configs", help="JSON list of configurations to time instead of those named here")
     parser.add_argument("--workers", type=int, default=8, help="processes that compare")
@@ -577,7 +572,8 @@ def main() -> None:
         machine |= {"device": properties.name, "multiprocessors": properties.multi_processor_count}
     print(machine, flush=True)
     for part in asked.only:
-        rows += globals()[part](asked)
+        print(f"{part}:", flush=True)
+        rows += globals()[part](asked) if part in OWN else PARTS[part](asked.dry)
         print(f"{part}: {perf_counter() - began:.0f} s so far", flush=True)
         if asked.out:  # what there is, should the rest not end
             write_json(asked.out, {"machine": machine, "rows": rows})

@@ -109,10 +109,28 @@ def test_a_shard_becomes_instances(tmp_path, rng):
     assert metadata["seeds"] == {"contexts.prose": 5}
 
 
+def test_searched_together_on_a_device_the_instances_are_the_same(tmp_path, rng, monkeypatch):
+    from contourkv.statistics.instances import read_instances
+
+    monkeypatch.setattr("contourkv.measurement.TOGETHER", 5)
+    path = shard(tmp_path / "003.safetensors", rng, window=12)
+    measure_file(path, tmp_path / "a.parquet", SETTINGS)
+    measure_file(path, tmp_path / "b.parquet", SETTINGS, device="cpu:0")  # the way of a GPU
+    (one, _), (other, metadata) = (read_instances(tmp_path / f"{name}.parquet") for name in "ab")
+    assert metadata["devices"] == {"capture": None, "measurement": "cpu:0"}
+    for name in one:
+        if one[name].dtype.kind == "f":
+            assert other[name].to_numpy() == pytest.approx(one[name].to_numpy(), rel=1e-12, abs=1e-300), name
+        elif name != "best":  # among sets of equal error any may be found
+            assert one[name].tolist() == other[name].tolist(), name
+
+
 def test_a_budget_above_the_visible_keys_names_the_row(tmp_path, rng):
     path = shard(tmp_path / "003.safetensors", rng, window=4)
     with pytest.raises(
         InvalidInput, match=r"003\.safetensors: layer 1, head 0, .*s: expected a whole number from 1 to 3"
     ):
         measure_file(path, tmp_path / "a.parquet", SETTINGS)
+    with pytest.raises(InvalidInput, match=r"003\.safetensors: layer 1, head 0, "):
+        measure_file(path, tmp_path / "a.parquet", SETTINGS, device="cpu:0")
     assert not (tmp_path / "a.parquet").exists()

@@ -360,6 +360,7 @@ def audit_file(
     progress.close()
     meta = record(
         made_from,
+        devices={"measurement": str(device)},
         model={"name": name, "revision": read_source(folder).get("revision")},
         seeds={f"contexts.{context.arm}": context.origin.get("seed") for context in texts},
     )

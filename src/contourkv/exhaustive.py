@@ -31,6 +31,7 @@ def exact_row(
     floor: float,
     tolerance: float,
     most_work: float,
+    device: str = "cpu",
 ) -> list[dict[str, object]]:
     """One record: max-mass, the families' best, and the best set over all keys, free and under a floor on kept mass.
 
@@ -40,7 +41,7 @@ def exact_row(
     s : budget, 2, 4, 6 or 8
     families, swap_keys : what `es_pool` is the exact minimum over, see `measurement.measure_row`
     floor : share of max-mass's mass that a set must keep to count in the second search
-    tolerance, most_work : see `enumeration.best_of_all`
+    tolerance, most_work, device : see `enumeration.best_of_all`
 
     Raises
     ------
@@ -50,7 +51,7 @@ def exact_row(
     row = RankedRow.of(instance, max(swap_keys, *(family.pool for family in families)))
     found = row.search(s, families, swap_keys)
     known = np.sort(instance.order[found.best.kept])
-    search = partial(best_of_all, instance, s, tolerance=tolerance, most_work=most_work)
+    search = partial(best_of_all, instance, s, tolerance=tolerance, most_work=most_work, device=device)
     heaviest = float(instance.p[instance.order[:s]].sum())
     # The best set known is a start for the second search only if it counts there.
     start = known if instance.p[known].sum() >= floor * heaviest * (1 + 1e-12) else None
@@ -89,7 +90,13 @@ def _of(name: str, found: AllKeys, instance: Instance) -> dict[str, object]:
     }
 
 
-def exact_file(shard_paths: Sequence[str | Path], output: str | Path, settings: Mapping, enumeration: Mapping) -> None:
+def exact_file(
+    shard_paths: Sequence[str | Path],
+    output: str | Path,
+    settings: Mapping,
+    enumeration: Mapping,
+    device: str = "cpu",
+) -> None:
     """Decide every row of one model's shards over all keys; write parquet, see `statistics.columns.EXACT`.
 
     Parameters
@@ -97,6 +104,7 @@ def exact_file(shard_paths: Sequence[str | Path], output: str | Path, settings: 
     shard_paths : all of the model's short contexts
     settings : the config section `exact`: s, floor, tolerance, most_work, rows, seed
     enumeration : the config section `enumeration`: families of budget s, swap_keys
+    device : where the search by products is computed, see `enumeration.best_of_all`
     """
     s = settings["s"]
     one = partial(
@@ -104,10 +112,11 @@ def exact_file(shard_paths: Sequence[str | Path], output: str | Path, settings: 
         s=s,
         families=families_of({**enumeration, "budgets": [s]})[s],
         swap_keys=enumeration["swap_keys"],
+        device=device,
         **{key: settings[key] for key in ("floor", "tolerance", "most_work")},
     )
     frame = measure_sample(shard_paths, one, f"exact s={s}", settings["rows"], settings["seed"])
     meta = measured_from(
-        Shard(shard_paths[0]).metadata, {"exact": settings, "enumeration": enumeration}, exact=settings["seed"]
+        Shard(shard_paths[0]).metadata, {"exact": settings, "enumeration": enumeration}, device, exact=settings["seed"]
     )
     write_columns(output, frame, EXACT, meta)

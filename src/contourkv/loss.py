@@ -514,6 +514,7 @@ def losses_file(
             "device": str(device),
             "dtype": dtype,
         },
+        devices={"measurement": str(device)},
         model={"name": name, "revision": source.get("revision")},
         seeds={f"contexts.{context.arm}": context.origin.get("seed") for context in texts},
         loss=measured,

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from .capture.shard import Shard
-from .enumeration.pool import MassPool, Neighbourhood, RankedRow
+from .enumeration.pool import Found, MassPool, Neighbourhood, RankedRow
 from .errors import InvalidInput, InvariantBroken
 from .operator import Instance, check_budget, spectral_ratio, spread
 from .progress import Progress
 from .provenance import record
 from .statistics.instances import check_invariants, write_instances
+
+if TYPE_CHECKING:
+    import torch
+
+TOGETHER = 1024
+"""Rows whose exact searches are done together on a GPU."""
 
 
 def families_of(settings: Mapping) -> dict[int, list[MassPool | Neighbourhood]]:
@@ -61,13 +71,42 @@ def measure_row(
     """
     for s in families:
         check_budget(s, instance.size)
-    widest = max(swap_keys, *(family.pool for several in families.values() for family in several))
-    row = RankedRow.of(instance, widest)
+    row = _ranked(instance, families, swap_keys)
+    return _records(instance, row, {s: row.search(s, several, swap_keys) for s, several in families.items()}, families)
+
+
+def measure_rows(
+    instances: Sequence[Instance],
+    families: Mapping[int, Sequence[MassPool | Neighbourhood]],
+    swap_keys: int,
+    device: str | torch.device,
+) -> list[list[dict[str, object]]]:
+    """`measure_row` of each, their exact searches together on `device` (`enumeration.batched`)."""
+    from .enumeration.batched import search_together
+
+    for instance in instances:
+        for s in families:
+            check_budget(s, instance.size)
+    rows = [_ranked(instance, families, swap_keys) for instance in instances]
+    by_budget = {s: search_together(rows, s, several, swap_keys, device) for s, several in families.items()}
+    return [
+        _records(instance, row, {s: found[at] for s, found in by_budget.items()}, families)
+        for at, (instance, row) in enumerate(zip(instances, rows, strict=True))
+    ]
+
+
+def _ranked(instance: Instance, families: Mapping[int, Sequence], swap_keys: int) -> RankedRow:
+    return RankedRow.of(instance, max(swap_keys, *(family.pool for several in families.values() for family in several)))
+
+
+def _records(
+    instance: Instance, row: RankedRow, searched: Mapping[int, Found], families: Mapping[int, Sequence]
+) -> list[dict[str, object]]:
     distance, directions = spread(instance), spectral_ratio(instance)
     largest = float(np.linalg.norm(instance.v, axis=1).max())
     records = []
     for s, several in families.items():
-        found = row.search(s, several, swap_keys)
+        found = searched[s]
         rules = {name: getattr(found, name).error for name in ("max_mass", "pool", "balance", "balance_second")}
         best = min(rules, key=rules.get)
         mass_pools = [family for family in several if isinstance(family, MassPool)]
@@ -108,12 +147,13 @@ def rows_of(shard: Shard, wanted: Container[int] | None = None) -> Iterator[tupl
             yield where, Instance(row.p, row.v)
 
 
-def measure_file(shard_path: str | Path, output: str | Path, settings: Mapping) -> None:
+def measure_file(shard_path: str | Path, output: str | Path, settings: Mapping, device: str = "cpu") -> None:
     """Measure every row of a shard at every budget and write the instances (parquet) to `output`.
 
     Parameters
     ----------
     settings : the config section `enumeration`: budgets, families, swap_keys
+    device : "cpu", row by row; else the exact searches of TOGETHER rows at a time are done there
 
     Raises
     ------
@@ -129,18 +169,46 @@ def measure_file(shard_path: str | Path, output: str | Path, settings: Mapping) 
     records: list[dict] = []
     total = shard.layers * meta["geometry"]["heads"] * len(shard.positions)
     progress = Progress(total, f"enumerate {name['model']} {name['input']}", "rows")
-    for where, instance in progress.over(rows_of(shard)):
-        try:
-            found = measure_row(instance, families, settings["swap_keys"])
-        except InvalidInput as error:
-            place = ", ".join(f"{key} {value}" for key, value in where.items())
-            raise InvalidInput(f"{shard_path}: {place}: {error}") from None
+    measured = _row_by_row if str(device) == "cpu" else partial(_together, device=device)
+    for where, found in measured(progress.over(rows_of(shard)), shard_path, families, settings["swap_keys"]):
         records.extend({**name, **where, **entry} for entry in found)
     frame = pd.DataFrame.from_records(records)
     if "retrieval" in meta:
         frame["retrieval"] = frame["position"].isin(meta["retrieval"])
     check_invariants(frame)
-    write_instances(output, frame, measured_from(meta, {"enumeration": settings}))
+    write_instances(output, frame, measured_from(meta, {"enumeration": settings}, device))
+
+
+def _row_by_row(
+    rows: Iterable[tuple[dict[str, int], Instance]], path: str | Path, families: Mapping, swap_keys: int
+) -> Iterator[tuple[dict[str, int], list[dict[str, object]]]]:
+    for where, instance in rows:
+        with _placed(path, where):
+            found = measure_row(instance, families, swap_keys)
+        yield where, found
+
+
+def _together(
+    rows: Iterable[tuple[dict[str, int], Instance]], path: str | Path, families: Mapping, swap_keys: int, device: str
+) -> Iterator[tuple[dict[str, int], list[dict[str, object]]]]:
+    rows = iter(rows)
+    while some := list(islice(rows, TOGETHER)):
+        for where, instance in some:
+            with _placed(path, where):
+                for s in families:
+                    check_budget(s, instance.size)
+        found = measure_rows([instance for _, instance in some], families, swap_keys, device)
+        yield from zip([where for where, _ in some], found, strict=True)
+
+
+@contextmanager
+def _placed(path: str | Path, where: Mapping[str, int]) -> Iterator[None]:
+    """Errors say which row of which shard they are about."""
+    try:
+        yield
+    except (InvalidInput, InvariantBroken) as error:
+        place = ", ".join(f"{key} {value}" for key, value in where.items())
+        raise type(error)(f"{path}: {place}: {error}") from None
 
 
 def measure_sample(
@@ -175,11 +243,8 @@ def measure_sample(
         meta = shard.metadata
         name = {"model": meta["model"], "arm": meta["arm"], "input": f"{meta['arm']}/{meta['index']:03d}"}
         for where, instance in progress.over(rows_of(shard, wanted)):
-            try:
+            with _placed(path, where):
                 records.extend({**name, **where, **entry} for entry in one(instance))
-            except (InvalidInput, InvariantBroken) as error:
-                place = ", ".join(f"{key} {value}" for key, value in where.items())
-                raise type(error)(f"{path}: {place}: {error}") from None
     return pd.DataFrame.from_records(records)
 
 
@@ -193,11 +258,12 @@ def _drawn(shard: Shard, rows: int | None, seed: int) -> set[int]:
     return set(np.random.default_rng([seed, name]).choice(total, rows, replace=False).tolist())
 
 
-def measured_from(meta: Mapping, settings: Mapping, **seeds: int) -> dict:
-    """Provenance of a table made from a shard: settings, capture, model revision, seeds, registered bounds if any."""
+def measured_from(meta: Mapping, settings: Mapping, device: str = "cpu", **seeds: int) -> dict:
+    """Provenance of a table made from a shard: settings, capture, devices, model revision, seeds, registered bounds."""
     bounds = (meta.get("about") or {}).get("bounds")
     return record(
         {**settings, "capture": meta["provenance"]},
+        devices={"capture": meta.get("device"), "measurement": str(device)},
         **({"bounds": bounds} if bounds else {}),
         model={"name": meta["model"], "revision": (meta["source"] or {}).get("revision")},
         seeds={f"contexts.{meta['arm']}": meta["origin"].get("seed"), **seeds},

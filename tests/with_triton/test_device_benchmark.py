@@ -22,6 +22,16 @@ def test_dry(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("PASS")
     rows = json.loads((tmp_path / "device.json").read_text(encoding="utf-8"))["rows"]
+    assert {
+        "decode steps without a wait",
+        "Steps give what the model gives",
+        "evicted",
+        "allocation",
+        "pools together",
+        "all keys as the walk",
+        "all keys, s = 4",
+        "capture",
+    } <= {row["name"] for row in rows}
     compared = [row for row in rows if "passed" in row]
     assert {"comparison", "replay with other lengths", "same as padded SDPA with a mask"} <= {
         r["name"] for r in compared

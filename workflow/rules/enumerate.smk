@@ -14,8 +14,10 @@ rule enumerate:
         "../../envs/contourkv.yaml"
     resources:
         mem_mb=1500,
+        gpu=int(config["device"] != "cpu"),
     params:
         enumeration=config["enumeration"],
+        device=config["device"],
         code=code("enumerate.py"),
         locked=locked("enumerate.py"),
     message:

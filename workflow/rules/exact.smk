@@ -60,7 +60,9 @@ rule exact:
         "../../envs/contourkv.yaml"
     resources:
         mem_mb=1500,
+        gpu=int(config["device"] != "cpu"),
     params:
+        device=config["device"],
         settings={key: config["exact"][key] for key in ("s", "floor", "tolerance", "most_work", "rows", "seed")},
         enumeration={key: config["enumeration"][key] for key in ("families", "swap_keys")},
         code=code("exact.py"),

@@ -6,6 +6,7 @@ from contourkv.logfile import logged
 
 with logged(snakemake.log[0]):
     from contourkv.capture import capture_contexts
+    from contourkv.devices import usable_device
     from contourkv.registered import registered
 
     bounds = snakemake.params.get("bounds")
@@ -14,7 +15,7 @@ with logged(snakemake.log[0]):
         snakemake.input.contexts,
         snakemake.params.positions,
         list(snakemake.output),
-        device=snakemake.params.device,
+        device=usable_device(snakemake.params.device),
         model_name=snakemake.wildcards.model,
         about={"bounds": registered(bounds)} if bounds else None,
     )

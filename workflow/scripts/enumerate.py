@@ -3,6 +3,8 @@
 from contourkv.logfile import logged
 
 with logged(snakemake.log[0]):
+    from contourkv.devices import usable_device
     from contourkv.measurement import measure_file
 
-    measure_file(snakemake.input[0], snakemake.output[0], snakemake.params.enumeration)
+    params = snakemake.params
+    measure_file(snakemake.input[0], snakemake.output[0], params.enumeration, usable_device(params.device))

@@ -5,6 +5,7 @@ from pathlib import Path
 from contourkv.logfile import logged
 
 with logged(snakemake.log[0]):
+    from contourkv.devices import usable_device
     from contourkv.loss import flat_cells, losses_file
     from contourkv.statistics.instances import read_instances
 
@@ -16,6 +17,6 @@ with logged(snakemake.log[0]):
         snakemake.output[0],
         flat_cells(frame, params.settings["s"], model=model),
         params.settings,
-        device=params.device,
+        device=usable_device(params.device),
         model_name=model,
     )

@@ -97,7 +97,10 @@ def run_costs(
             row |= {"cost_status": "failed", "cost_message": said(error)}
             print(f"failed: {cell.method.name}, {cell.storage}: {row['cost_message']}", file=sys.stderr)
         rows.append(row)
-    made_with = record({"settings": settings["costs"], "budgets": settings["budgets"], "task": task.provenance})
+    made_with = record(
+        {"settings": settings["costs"], "budgets": settings["budgets"], "task": task.provenance},
+        devices={"measurement": str(device)},
+    )
     meta = {**made_with, "model": {"name": name, "revision": read_source(folder).get("revision")}}
     write_costs(output, pd.DataFrame(rows, columns=list(COSTED)), meta)
 

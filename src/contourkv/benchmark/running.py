@@ -138,7 +138,8 @@ def run_task(
             "settings": [settings[key] for key in ("methods", "query_aware", "budgets")],
             "device": device,
             "made_by": made_by,
-        }
+        },
+        devices={"measurement": str(device)},
     )
     parts = _Parts(output, made_with)
     missing = [sample for sample in task.samples if not parts.has(sample.index)]

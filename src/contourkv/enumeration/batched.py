@@ -16,7 +16,8 @@ oracle of the tests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations
 from math import comb
@@ -26,10 +27,63 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
+from .pool import Asked, Found, KeptSet, MassPool, Neighbourhood, RankedRow
 
 ENTRIES = {"cpu": 2**22, "cuda": 2**28}
 """Entries of h held at a time: 32 MiB; 2 GiB on a GPU, which wants long products."""
 _UNIT = 1.1102230246251565e-16
+
+
+def search_together(
+    rows: Sequence[RankedRow],
+    s: int,
+    families: Sequence[MassPool | Neighbourhood],
+    swap_keys: int,
+    device: str | torch.device,
+    entries: int | None = None,
+) -> list[Found]:
+    """`RankedRow.search` of many rows at once: their exact searches are done together, on `device`.
+
+    Parameters
+    ----------
+    rows, s, families, swap_keys : see `RankedRow.search`
+    device : where the products are computed
+    entries : see `best_in_batch`
+
+    Returns
+    -------
+    list of Found, one a row
+        As `search` finds it; of sets of equal error possibly another one.
+    """
+    steps = [row.searching(s, families, swap_keys) for row in rows]
+    answers: list[KeptSet | None] = [None] * len(rows)
+    found: list[Found | None] = [None] * len(rows)
+    while any(each is None for each in found):
+        alike: dict[tuple[int, int, int], list[tuple[int, Asked]]] = defaultdict(list)
+        for at, step in enumerate(steps):
+            if found[at] is not None:
+                continue
+            try:
+                asked = step.send(answers[at])
+            except StopIteration as end:
+                found[at] = end.value
+                continue
+            if asked.known.error == 0.0 or asked.core.size + asked.free.size <= s:
+                answers[at] = rows[at].best_among(*asked, s)  # nothing to choose
+            else:
+                alike[asked.core.size, asked.free.size, rows[at].g.shape[1]].append((at, asked))
+        for (core, _, _), several in alike.items():
+            keys = [np.concatenate([asked.core, asked.free]) for _, asked in several]
+            g, p = (
+                torch.from_numpy(np.stack([getattr(rows[at], name)[k] for (at, _), k in zip(several, keys, strict=True)]))
+                for name in ("g", "p")
+            )
+            known = torch.tensor([asked.known.error for _, asked in several], dtype=torch.float64)
+            places, _ = best_in_batch(g.to(device), p.to(device), core, s - core, known.to(device), entries)
+            for (at, asked), key, place in zip(several, keys, places.cpu().numpy(), strict=True):
+                better = None if place[0] < 0 else rows[at].kept_set(np.sort(key[place]))
+                answers[at] = asked.known if better is None else asked.known.or_better(better)
+    return found
 
 
 def best_in_batch(

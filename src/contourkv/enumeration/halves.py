@@ -41,6 +41,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike
 
+from ..devices import checked_device
 from ..errors import InvalidInput
 from ..operator import Instance, check_budget, check_kept, forced_error, whole_number
 from ..selectors.hull import negligible_error
@@ -176,7 +177,7 @@ def best_of_all(
     block = None if block is None else whole_number("block", block, least=1)
     by_products = method == "halves" or (method == "auto" and str(device) != "cpu")
     if by_products:
-        device = _device(device)
+        device = checked_device(device)
         if comb(count, s // 2) > MOST_PARTS:
             raise InvalidInput(
                 f"keys: {count} keys have {comb(count, s // 2)} halves of {s // 2}, more than the {MOST_PARTS} that "
@@ -251,18 +252,6 @@ def _branch(g, p, best, tolerance, negligible, floor_mass, work) -> tuple[np.nda
         return best, False, search.sets
     kept = np.sort(search.kept)
     return (kept if error_of(g, p, kept) < error_of(g, p, best) else best), search.finished, search.sets
-
-
-def _device(device: str | torch.device) -> torch.device:
-    import torch
-
-    try:
-        found = torch.device(device)
-        torch.empty(1, device=found)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidInput(f"device: expected one that torch can use here, got {device!r} ({reason})") from None
-    return found
 
 
 @contextmanager

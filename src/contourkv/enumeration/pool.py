@@ -23,7 +23,7 @@ the forced error computed directly from g in float64. The result is therefore ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import comb
@@ -225,6 +225,14 @@ class Found(NamedTuple):
         return self.max_mass.or_better(self.pool).or_better(self.balance).or_better(self.balance_second)
 
 
+class Asked(NamedTuple):
+    """An exact search: the best of `known` and all sets "core and any s - core.size of free" (mass ranks)."""
+
+    core: np.ndarray
+    free: np.ndarray
+    known: KeptSet
+
+
 class RankedRow:
     """The heaviest keys of a row in mass order, with their Gram matrix: what every search works on.
 
@@ -253,6 +261,19 @@ class RankedRow:
 
         Balance swaps among the `swap_keys` heaviest keys, or among all that are here.
         """
+        steps = self.searching(s, families, swap_keys)
+        answer = None
+        while True:
+            try:
+                asked = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = self.best_among(asked.core, asked.free, asked.known, s)
+
+    def searching(
+        self, s: int, families: Sequence[MassPool | Neighbourhood], swap_keys: int
+    ) -> Generator[Asked, KeptSet, Found]:
+        """`search` without its exact searches: yields each and is sent the best set, so that others can do them."""
         swap_keys = min(swap_keys, self.p.size)
         heaviest = self.kept_set(np.arange(s))
         first = self.kept_set(descend(self.g, self.p, self.gram, heaviest.kept, 0, swap_keys))
@@ -265,14 +286,14 @@ class RankedRow:
             swapped = swapped.or_better(self.kept_set(inside))
         mass_pool = swapped
         for core, free in splits:
-            mass_pool = self.best_among(core, free, mass_pool, s)
+            mass_pool = yield Asked(core, free, mass_pool)
         pool = mass_pool
         centre = first.or_better(second)
         for family in families:
             if isinstance(family, Neighbourhood):
                 core, free = family.split(self.gram, self.p, centre.kept)
                 splits.append((core, free))
-                pool = self.best_among(core, free, pool.or_better(centre), s)
+                pool = yield Asked(core, free, pool.or_better(centre))
         subsets = sum(comb(free.size, s - core.size) for core, free in splits)
         return Found(heaviest, first, second, swapped, mass_pool, pool, subsets)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..devices import checked_device
 from ..errors import InvalidInput
 from .geometry import attention_geometry, check_architecture
 
@@ -58,7 +59,7 @@ def load_model(
         if dtype.removeprefix("torch.") not in DTYPES:
             raise InvalidInput(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
         dtype = getattr(torch, dtype.removeprefix("torch."))
-    device = _device(device)
+    device = checked_device(device)
     try:
         with quiet_transformers():
             model, info = AutoModelForCausalLM.from_pretrained(
@@ -170,17 +171,3 @@ def _json(path: Path) -> dict:
 
 def _stored_dtype(config: dict) -> str:
     return config.get("dtype") or config.get("torch_dtype") or "float32"
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InvalidInput(f"device: {name!r} is none that torch knows; expected cpu, cuda or cuda:<n>") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidInput(
-            f"device: {name} was asked for, torch sees {torch.cuda.device_count()} CUDA devices; use cpu"
-        )
-    return device
