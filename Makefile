@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM := false
 # the venv's own python, whatever else is on the caller's path
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo offline test test-package test-workflow test-newest test-triton lint format clean-results
+.PHONY: help setup demo offline test test-package test-workflow test-newest test-triton lint format docs clean-results
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make test-triton    the GPU kernels' tests in the interpreter of triton $(TRITON), in a venv of their own"
 	@echo "make lint           setup, then ruff, snakefmt and snakemake --lint"
 	@echo "make format         setup, then let ruff and snakefmt rewrite the files"
+	@echo "make docs           setup, then the documentation as HTML in docs/site; a warning is an error"
 	@echo "make clean-results  remove results/*/ (models and texts in resources/ stay)"
 	@echo "CORES=$(CORES) is what demo and offline use (a number or all); PYTHON=$(PYTHON) makes the venv"
 
@@ -47,7 +48,7 @@ $(STAMP): pyproject.toml requirements.lock
 	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Installing contourkv and what it needs into $(VENV): one to three minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[workflow,benchmark,dev]'
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[workflow,benchmark,dev,docs]'
 	@touch $@
 
 demo: setup
@@ -99,6 +100,10 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/snakefmt Snakefile workflow
+
+docs: setup
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -c docs . docs/site
+	@echo; ls docs/site/docs/index.html
 
 clean-results:
 	rm -rf -- results/*/
