@@ -24,7 +24,8 @@ export TOKENIZERS_PARALLELISM := false
 # the venv's own python, whatever else is on the caller's path
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo offline test test-package test-workflow test-newest test-triton lint format docs clean-results
+.PHONY: help setup demo offline test test-package test-workflow test-report test-newest test-triton lint format docs \
+  clean-results
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +33,7 @@ help:
 	@echo "make demo           setup, then the default run: real small models, results in results/demo"
 	@echo "make offline        setup, then the same models with enough contexts to quote, results in results/offline"
 	@echo "make test           setup, then every test; its halves: make test-package, make test-workflow"
+	@echo "make test-report    setup, Chromium by apt-get if there is none, then the page of a run inside it"
 	@echo "make test-newest    the package's tests on transformers $(NEWEST) without kvpress, in a venv of their own"
 	@echo "make test-triton    the GPU kernels' tests in the interpreter of triton $(TRITON), in a venv of their own"
 	@echo "make lint           setup, then ruff, snakefmt and snakemake --lint"
@@ -53,11 +55,11 @@ $(STAMP): pyproject.toml requirements.lock
 
 demo: setup
 	$(BIN)/snakemake --cores $(CORES)
-	@echo; ls results/demo/summary.md results/demo/figures/*.png results/demo/tables/*.md results/demo/benchmark/*.md
+	@echo; ls results/demo/report.html results/demo/summary.md results/demo/figures/*.png results/demo/tables/*.md results/demo/benchmark/*.md
 
 offline: setup
 	$(BIN)/snakemake --cores $(CORES) --configfile config/offline.yaml
-	@echo; ls results/offline/summary.md results/offline/figures/*.png results/offline/tables/*.md
+	@echo; ls results/offline/report.html results/offline/summary.md results/offline/figures/*.png results/offline/tables/*.md
 
 # Two halves side by side, each with one thread.
 test: setup
@@ -67,7 +69,14 @@ test-package: setup
 	$(BIN)/python -m pytest tests --ignore tests/workflow
 
 test-workflow: setup
-	$(BIN)/python -m pytest tests/workflow
+	$(BIN)/python -m pytest tests/workflow --ignore tests/workflow/test_report_page.py
+
+# Needs a browser, which no index of Python packages has; its screenshots stay in results/test-artefacts.
+test-report: setup
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || { \
+	  echo "No Chromium, and apt-get cannot install it here: install one, or run this as root." >&2; exit 1; }
+	$(BIN)/python -m pytest tests/workflow/test_report_page.py
 
 test-newest: $(NEWEST_STAMP)
 	CONTOURKV_WITHOUT_KVPRESS=1 OMP_NUM_THREADS=1 $(NEWEST_VENV)/bin/python -m pytest tests/ragged tests/press \

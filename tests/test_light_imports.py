@@ -19,7 +19,7 @@ def test_the_package_alone_loads_nothing_heavy():
     assert not loaded("import contourkv") & HEAVY
 
 
-@pytest.mark.parametrize("module", ["closure", "settings", "provenance", "errors", "progress", "logfile"])
+@pytest.mark.parametrize("module", ["closure", "settings", "provenance", "errors", "progress", "logfile", "machine"])
 def test_what_the_workflow_itself_imports_is_light(module):
     assert not loaded(f"import contourkv.{module}") & HEAVY
 
@@ -45,7 +45,11 @@ def test_ortools_loads_when_certify_asks_it_and_torch_never(method, needed):
 
 
 @pytest.mark.parametrize(
-    "module", ["enumeration", "selectors", "statistics", "measurement", "figures", "capture", "capture.shard"]
+    "module",
+    [
+        *("enumeration", "selectors", "statistics", "measurement", "figures", "capture", "capture.shard"),
+        *("job_costs", "report.page"),
+    ],
 )
 def test_measuring_never_loads_torch(module):
     assert not loaded(f"import contourkv.{module}") & {"torch", "transformers", "ortools", "snakemake"}

@@ -30,6 +30,8 @@ BENCHMARK_FIGURES = {"fig_bytes_score", "fig_comparisons", "fig_enforcing", "fig
 BENCHMARK_TABLES = {"benchmark_tables", "summary", *BENCHMARK_FIGURES}
 ASKED = {"ask", "merge_answers", *BENCHMARK_TABLES}
 BENCHMARK = {"make_task", "probe_costs", *ASKED}
+# What the run took and its page come after whatever ran.
+LAST = {"costs", "report_page"}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,8 @@ BENCHMARK = {"make_task", "probe_costs", *ASKED}
 def test_a_fresh_copy_plans_the_whole_run(fresh, configs, counts):
     plan = fresh.plan(*configs)
     assert {rule: plan[rule] for rule in counts} == counts
-    assert set(plan) == {"fetch_wheel", "prepare_model", "make_contexts", "capture", *GENERIC, *BENCHMARK, *PARTS}
+    measured = {"fetch_wheel", "prepare_model", "make_contexts", "capture", *GENERIC, *BENCHMARK, *PARTS}
+    assert set(plan) == measured | LAST
 
 
 def test_a_finished_run_plans_nothing(finished):
@@ -72,7 +75,17 @@ def test_a_finished_run_plans_nothing(finished):
 )
 def test_an_edited_module_plans_what_imports_it_and_taking_it_back_plans_nothing(finished, edited, module, rules):
     edited(f"src/contourkv/{module}", "\n# a comment counts as well\n")
-    assert set(finished.plan(TEST)) == rules
+    assert set(finished.plan(TEST)) == rules | LAST
+
+
+def test_an_edited_look_of_the_page_plans_the_page_alone(finished, edited):
+    edited("src/contourkv/report/looks.py", "\n")
+    assert set(finished.plan(TEST)) == {"report_page"}
+
+
+def test_an_edited_caption_plans_the_page_alone(finished, edited):
+    edited("workflow/report/kappa.rst", "More words.\n")
+    assert set(finished.plan(TEST)) == {"report_page"}
 
 
 def test_an_edit_that_was_taken_back_plans_nothing(finished):
@@ -85,7 +98,7 @@ def test_an_edit_that_was_taken_back_plans_nothing(finished):
 
 def test_an_edited_script_plans_its_rule(finished, edited):
     edited("workflow/scripts/summary.py", "\n")
-    assert set(finished.plan(TEST)) == {"summary"}
+    assert set(finished.plan(TEST)) == {"summary"} | LAST
 
 
 @pytest.mark.parametrize(
@@ -118,7 +131,7 @@ def test_an_edited_script_plans_its_rule(finished, edited):
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_a_changed_key_plans_what_depends_on_it(finished, change, rules):
-    assert set(finished.plan(TEST, more=change)) == rules
+    assert set(finished.plan(TEST, more=change)) == rules | (LAST if rules else set())
 
 
 def test_a_new_pin_plans_what_imports_the_package(finished):
@@ -126,7 +139,7 @@ def test_a_new_pin_plans_what_imports_the_package(finished):
     before = lock.read_text()
     lock.write_text(before.replace("matplotlib==", "matplotlib==9"))
     try:
-        assert set(finished.plan(TEST)) == DRAWN | BENCHMARK_FIGURES
+        assert set(finished.plan(TEST)) == DRAWN | BENCHMARK_FIGURES | LAST
     finally:
         lock.write_text(before)
 

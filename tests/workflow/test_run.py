@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -33,6 +34,7 @@ def again(finished, tmp_path_factory) -> Copy:
 
 # Seconds stand in these, which no second run repeats; all else in them is the same.
 TIMED = ("answers", "costs", "memory", "scores", "decomposition")
+TAKEN = ("costs.md", "costs.csv", "report.html")
 SECONDS = ["score_seconds", "prefill_seconds", "compress_seconds", "tokens_per_s"]
 
 
@@ -86,6 +88,7 @@ def test_every_kind_of_result_is_there_and_nothing_half_written(finished):
         "summary.md",
         "paper.md",
         "paper.csv",
+        *TAKEN,
         *("native", "weights", "exact", "audit", "structured", "loss"),
         "benchmark",
     }
@@ -106,6 +109,31 @@ def test_every_job_has_a_log_and_a_benchmark(finished):
     }
 
 
+def test_the_page_holds_the_whole_run_and_snakemake_knows_its_commands(finished):
+    files = made(finished)
+    page = (finished.folder / RESULTS / "report.html").read_text()
+    shown = {name for name in files if name.endswith((".csv", ".png")) or name == "instances.parquet"}
+    assert len(shown) > 40 and not [name for name in shown if files[name] not in page]
+    commands = re.findall(r'<code class="again"[^>]*>(.*?)</code>', page)
+    rules = sorted({command.rpartition(" --force ")[2] for command in commands if "--force" in command})
+    assert {"tables", "costs", "report_page", "fig_kappa"} <= set(rules)
+    done = finished.run("-n", "--configfile", "config/test.yaml", "--force", *rules)
+    assert done.returncode == 0, done.stdout[-3000:]
+    whole = [command for command in commands if "--force" not in command]
+    assert whole == ["snakemake --cores 2 --configfile config/test.yaml"]
+
+
+def test_costs_are_those_of_every_job_but_the_last_two(finished):
+    table = pd.read_csv(finished.folder / RESULTS / "costs.csv").set_index("rule")
+    records = list((finished.folder / RESULTS / "benchmarks").rglob("*.tsv"))
+    assert table.loc["all jobs", "jobs"] == len(records) - 2
+    instances = pd.read_parquet(finished.folder / RESULTS / "instances.parquet", columns=["s"])
+    assert table.loc["enumerate", "instances"] == len(instances)
+    assert 0 < table.loc["the workflow itself", "share"] < 1
+    assert "from Snakemake's own start to its first job" in table.loc["the workflow itself", "note"]
+    assert "unknown" not in table.loc["the workflow itself", "note"]
+
+
 def test_instances_hold_every_row_at_every_budget(finished):
     from contourkv.statistics.instances import read_instances
 
@@ -122,7 +150,7 @@ def test_the_same_configuration_gives_the_same_bytes_in_another_folder(finished,
     assert set(first) == set(second)
     unlike = [name for name in sorted(first) if first[name] != second[name]]
     timed = {name for name in unlike if name.startswith(tuple(f"benchmark/{kind}" for kind in TIMED))}
-    assert sorted(set(unlike) - timed) == []
+    assert sorted(set(unlike) - timed - set(TAKEN)) == []
     for name in sorted(timed):
         kind = name.rpartition(".")[2]
         if kind != "md":

@@ -56,7 +56,7 @@ WHEELS = {wheel_name(requirement): requirement for requirement in config["wheel_
 
 # Where the report shows a table, and the figures drawn from it: by the paper's sections.
 SECTIONS = {
-    "1 Summary": ["summary", "paper"],
+    "1 Summary": ["summary", "paper", "costs"],
     "2 Enumeration": [
         *("ceiling", "kappa", "kappa_quantiles", "recovered", "certificates", "pools", "invariants"),
         *("native", "weights", "exact"),

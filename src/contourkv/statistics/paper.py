@@ -43,7 +43,6 @@ def paper_table(
     config_file : str, optional
         What the run was configured with, for the command.
     """
-    config = f" --configfile {config_file}" if config_file else ""
     rows = []
     for claim in (claim for section in SECTIONS for claim in section.claims):
         for each in judged(claim, tables):
@@ -61,7 +60,7 @@ def paper_table(
         row |= {"table": "verdicts", "column": "value", "note": unit + line["note"]}
         rows.append(row)
     for row in rows:
-        row["command"] = f"snakemake --cores 2{config} --force {RULES.get(row['table'], 'tables')}"
+        row["command"] = again(RULES.get(row["table"], "tables"), config_file)
     table = pd.DataFrame(rows, columns=COLUMNS)
     table = table.sort_values("section", kind="stable", ignore_index=True)
     table.attrs["caption"] = (
@@ -86,6 +85,21 @@ def write_paper(
     return path
 
 
+def again(rule: str, config_file: str | None) -> str:
+    """The command that runs one rule of a run again."""
+    config = f" --configfile {config_file}" if config_file else ""
+    return f"snakemake --cores 2{config} --force {rule}"
+
+
+def reasons(section: str) -> list[tuple[str, str]]:
+    """Why numbers of a section of the paper may differ: subjects of the summary whose claims stand there, and why."""
+    return [
+        (part.title, part.why)
+        for part in SECTIONS
+        if any(_named(claim.text)["section"] == section for claim in part.claims)
+    ]
+
+
 def _markdown(table: pd.DataFrame, trained: str, metadata: dict) -> str:
     parts = [f"# The paper's claims in the run {metadata['run']}\n", f"{table.attrs['caption']}\n"]
     if trained:
@@ -100,12 +114,7 @@ def _markdown(table: pd.DataFrame, trained: str, metadata: dict) -> str:
             here = interval(row["here"], row["here_low"], row["here_high"]) if known else row["note"] or "–"
             n = f"{row['n']:,} {row['of']}" if row["where"] != "–" else "–"
             lines.append([row["claim"], row["where"], row["paper"], here, n, row["verdict"], row["interval"]])
-        # Why a number may differ, from the sections of the summary whose claims stand here.
-        why = [
-            f"*{part.title}.* {part.why}\n"
-            for part in SECTIONS
-            if any(_named(claim.text)["section"] == section for claim in part.claims)
-        ]
+        why = [f"*{subject}.* {words}\n" for subject, words in reasons(section)]
         commands = "".join(f"    {command}\n" for command in dict.fromkeys(some["command"]))
         parts += [f"## Section {section}\n", lines_table(header, lines), *why]
         parts.append(f"Computed again by:\n\n{commands}")

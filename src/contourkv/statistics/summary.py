@@ -15,6 +15,14 @@ from .tables import ALL_BUDGETS, ALL_MODELS, number, provenance_line
 from .tables import interval as interval_text
 
 INSIDE, OUTSIDE, ABSENT = "inside", "outside", "not measured here"
+HOW_TO_READ = (
+    f'"{INSIDE}" and "{OUTSIDE}" are about the point (about the interval where the claim is): the paper\'s band, '
+    "taken to half a unit of its last printed digit. The last column says how the interval lies to that band. "
+    "kappa-hat = error of the heaviest keys / least error over the enumerated kept sets; c-hat = 1 - 1/kappa-hat, "
+    "the share of the error that a better choice of keys would remove. All models together means all their "
+    "instances, each counting once."
+)
+"""What the verdicts and symbols of a summary mean."""
 
 
 @dataclass(frozen=True)
@@ -792,11 +800,7 @@ def _header(tables: Mapping[str, pd.DataFrame], metadata: dict) -> str:
         f"An interval is the 95% percentile interval of {draws['resamples']:,} resamples of the inputs within each "
         f"arm. {width}",
         "",
-        f'"{INSIDE}" and "{OUTSIDE}" are about the point (about the interval where the claim is): the paper\'s band, '
-        "taken to half a unit of its last printed digit. The last column says how the interval lies to that band. "
-        "kappa-hat = error of the heaviest keys / least error over the enumerated kept sets; c-hat = 1 - 1/kappa-hat, "
-        "the share of the error that a better choice of keys would remove. All models together means all their "
-        "instances, each counting once.",
+        HOW_TO_READ,
         "",
     ]
     return "\n".join(lines)

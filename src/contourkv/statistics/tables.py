@@ -176,33 +176,40 @@ def provenance_line(metadata: dict) -> str:
 
 def markdown(table: pd.DataFrame, name: str = "") -> str:
     """`table` as a markdown table, intervals beside their points; at most 80 rows, then it points to the csv."""
-    shown = table.head(SHOWN_ROWS)
+    columns = text_columns(table, SHOWN_ROWS)
+    lines = ["| " + " | ".join(columns) + " |"]
+    lines.append("|" + "|".join(" --- " if is_text(table[column]) else " ---: " for column in columns) + "|")
+    lines += ["| " + " | ".join(cells) + " |" for cells in zip(*columns.values(), strict=True)]
+    if len(table) > SHOWN_ROWS:
+        lines += ["", f"The first {SHOWN_ROWS} of {len(table)} rows; all of them are in {name or 'the'}.csv."]
+    return "\n".join(lines) + "\n"
+
+
+def text_columns(table: pd.DataFrame, rows: int) -> dict[str, list[str]]:
+    """Columns of the first `rows` of `table` as text for reading: intervals beside their points, no empty notes."""
+    shown = table.head(rows)
     ranged = [column for column in table if f"{column}_low" in table and f"{column}_high" in table]
     hidden = {f"{column}{end}" for column in ranged for end in ("_low", "_high")}
     if "note" in table and not table["note"].astype(bool).any():
         hidden.add("note")
-    columns = [column for column in table if column not in hidden]
     text = {}
-    for column in columns:
+    for column in (column for column in table if column not in hidden):
         if column in ranged:
             values = zip(shown[column], shown[f"{column}_low"], shown[f"{column}_high"], strict=True)
             text[column] = [interval(*value) for value in values]
         else:
             text[column] = [number(value) for value in shown[column]]
-    lines = ["| " + " | ".join(columns) + " |"]
-    lines.append("|" + "|".join(" --- " if _is_text(table[column]) else " ---: " for column in columns) + "|")
-    lines += ["| " + " | ".join(cells) + " |" for cells in zip(*text.values(), strict=True)]
-    if len(table) > len(shown):
-        lines += ["", f"The first {len(shown)} of {len(table)} rows; all of them are in {name or 'the'}.csv."]
-    return "\n".join(lines) + "\n"
+    return text
 
 
 def number(value: object) -> str:
-    """A number as a reader wants it: whole ones with separators, shares to 3 decimals; – for NaN."""
+    """A number as a reader wants it: whole ones with separators, shares to 3 decimals; – for NaN and NA."""
     if isinstance(value, str | bool | np.bool_):
         return str(value)
     if isinstance(value, int | np.integer):
         return f"{value:,}"
+    if value is pd.NA:
+        return "–"
     size = abs(value)
     if np.isnan(size):
         return "–"
@@ -672,5 +679,6 @@ def _joined(value: object) -> str:
     return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _is_text(column: pd.Series) -> bool:
+def is_text(column: pd.Series) -> bool:
+    """Whether a column is text (or truth values) to a reader, not numbers."""
     return not (pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column))
