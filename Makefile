@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM := false
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help setup demo offline test test-package test-workflow test-report test-newest test-triton lint format docs \
-  clean-results
+  chromium clean-results
 .DEFAULT_GOAL := help
 
 help:
@@ -72,11 +72,13 @@ test-workflow: setup
 	$(BIN)/python -m pytest tests/workflow --ignore tests/workflow/test_report_page.py
 
 # Needs a browser, which no index of Python packages has; its screenshots stay in results/test-artefacts.
-test-report: setup
+test-report: setup chromium
+	$(BIN)/python -m pytest tests/workflow/test_report_page.py
+
+chromium:
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || { \
 	  echo "No Chromium, and apt-get cannot install it here: install one, or run this as root." >&2; exit 1; }
-	$(BIN)/python -m pytest tests/workflow/test_report_page.py
 
 test-newest: $(NEWEST_STAMP)
 	CONTOURKV_WITHOUT_KVPRESS=1 OMP_NUM_THREADS=1 $(NEWEST_VENV)/bin/python -m pytest tests/ragged tests/press \
