@@ -54,7 +54,8 @@ def problems(draw, most_keys=6, equal_costs=None, own_masses=None, **fixed):
         drawn = rng.integers(low, 5, shape) / 4 if tied else rng.standard_normal(shape) ** (2 if low == 0 else 1)
         return torch.tensor(drawn, dtype=dtype)
 
-    shapes = [(draw(st.integers(1, 2)), draw(st.integers(0, most_keys))) for _ in range(layers)]
+    keys = draw(st.none() | st.integers(0, most_keys))  # of every layer, or each its own
+    shapes = [(draw(st.integers(1, 2)), draw(st.integers(0, most_keys)) if keys is None else keys) for _ in range(layers)]
     apart = draw(st.booleans()) if own_masses is None else own_masses
     masses = tuple(values(shape, 0) for shape in shapes)
     scores = tuple(values(shape, -4) for shape in shapes) if apart else masses
@@ -113,6 +114,18 @@ def price(problem, entries):
 
 
 # --- properties -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(problems(equal_costs=True))
+def test_layers_of_equal_keys_and_costs_are_one_layer(problem):
+    together = problem.as_one_layer()
+    if together is None:
+        assert len(problem.scores) == 1 or len(set(problem.lengths)) > 1
+        return
+    (entries,), (by_rule,) = Contour().share(together)
+    apart = Contour()._share(problem)
+    assert entries.tolist() == flat(apart.entries) and by_rule.tolist() == flat(apart.by_rule)
 
 
 @settings(max_examples=300)

@@ -218,3 +218,10 @@ def test_any_value_is_accepted_or_refused_in_one_line(value, key):
         check(config, SCHEMA)
     except InvalidInput as error:
         assert str(error).startswith("config key ") and "\n" not in str(error)
+
+
+def test_the_schema_names_every_reader():
+    from contourkv.contexts.readers import READERS
+
+    named = SCHEMA["properties"]["text_sources"]["additionalProperties"]["properties"]["reader"]["enum"]
+    assert named == list(READERS)

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -99,13 +99,13 @@ class Problem:
                     f"masses: expected {tuple(score.shape)} on {score.device} in layer {layer}, like the scores, "
                     f"got {tuple(mass.shape)} on {mass.device}"
                 )
-            if bool((mass < 0).any()):
-                raise InvalidInput(
-                    f"masses: layer {layer} holds a negative mass; expected masses >= 0"
-                    if self.masses is not None
-                    else f"masses: the scores of layer {layer} are negative in places, so they are no masses; "
-                    "give masses"
-                )
+        layer = _first_where([mass < 0 for mass in masses])
+        if layer is not None:
+            raise InvalidInput(
+                f"masses: layer {layer} holds a negative mass; expected masses >= 0"
+                if self.masses is not None
+                else f"masses: the scores of layer {layer} are negative in places, so they are no masses; give masses"
+            )
         if not isinstance(self.costs, tuple | list) or len(self.costs) != len(scores):
             raise InvalidInput(f"costs: expected {len(scores)} whole numbers, one a layer, got {self.costs!r}")
         costs = tuple(whole_number("costs", cost, 1) for cost in self.costs)
@@ -160,6 +160,17 @@ class Problem:
         """Rounds of the rule that every head gets under this budget: at most half of it, but what `floor` grants."""
         granted = min(self.floor, self.full_rounds)
         return max(granted, self._affordable(self.full_rounds, self.budget))
+
+    def as_one_layer(self) -> Problem | None:
+        """All heads in one layer, for which nothing changes; None where layers differ in keys, cost or device.
+
+        A GPU is asked once for all layers, not once a layer.
+        """
+        kinds = {(score.shape[1], score.device) for score in self.scores}
+        if len(self.scores) == 1 or len(kinds) > 1 or len(set(self.costs)) > 1:
+            return None
+        masses = None if self.masses is None else (_joined(self.masses),)
+        return replace(self, scores=(_joined(self.scores),), masses=masses, costs=self.costs[:1])
 
     def _affordable(self, rounds: int, held: int) -> int:
         tried = range(min(rounds, max(self.most)) + 1)
@@ -219,6 +230,12 @@ class Contour(Split):
     """
 
     def share(self, problem: Problem) -> Share:
+        together = problem.as_one_layer()
+        if together is not None:
+            return Share(*(part.split(list(problem.heads)) for (part,) in self._share(together)))
+        return self._share(problem)
+
+    def _share(self, problem: Problem) -> Share:
         rounds = problem.full_rounds
         ruled = problem.by_rule(rounds)
         images = _density_images(problem)
@@ -735,9 +752,23 @@ def _layers(name: str, tensors: object) -> tuple[Tensor, ...]:
             raise InvalidInput(
                 f"{name}: expected shape (heads, keys) with a head or more in layer {layer}, got {tuple(tensor.shape)}"
             )
-        if not bool(tensor.isfinite().all()):
-            raise InvalidInput(f"{name}: layer {layer} holds NaN or infinity; expected finite numbers")
+    layer = _first_where([~tensor.isfinite() for tensor in tensors])
+    if layer is not None:
+        raise InvalidInput(f"{name}: layer {layer} holds NaN or infinity; expected finite numbers")
     return tuple(tensor.detach() for tensor in tensors)
+
+
+def _first_where(truths: list[Tensor]) -> int | None:
+    """The first of several bool tensors that holds a True; a GPU is waited for once."""
+    device = truths[0].device
+    found = torch.stack([truth.any().to(device) for truth in truths]).tolist()
+    return found.index(True) if True in found else None
+
+
+def _joined(tensors: tuple[Tensor, ...]) -> Tensor:
+    """Rows of all layers, in the widest of their dtypes."""
+    wide = torch.float64 if any(each.dtype == torch.float64 for each in tensors) else torch.float32
+    return torch.cat([each.to(wide) for each in tensors])
 
 
 def _kind(value: object) -> str:
