@@ -17,8 +17,8 @@ Last whole decode steps, eviction, the allocator, the two exact searches and cap
 its plain form and timed.
 
 `--configs` times other configurations of the first kernel too: a JSON list of objects with fields of
-`contourkv.ragged.split_k.Config`. Needs torch, triton, transformers, numba, numpy, pandas and hypothesis; contourkv is found beside
-this file.
+`contourkv.ragged.split_k.Config`. Needs torch, triton, transformers, numba, numpy, pandas and hypothesis; contourkv is
+found beside this file.
 """
 
 from __future__ import annotations

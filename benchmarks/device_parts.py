@@ -170,8 +170,7 @@ def allocation(dry: bool) -> list[dict]:
         problem = Problem(masses, None, (cost,) * layers, layers * heads * tokens * cost // 4)
         on_cpu = Problem(tuple(mass.cpu() for mass in masses), None, problem.costs, problem.budget)
         same = all(
-            torch.equal(a.cpu(), b)
-            for a, b in zip(Contour().entries(problem), Contour().entries(on_cpu), strict=True)
+            torch.equal(a.cpu(), b) for a, b in zip(Contour().entries(problem), Contour().entries(on_cpu), strict=True)
         )
         dtype = torch.float32 if dry else torch.bfloat16
         query = torch.randn(1, heads * group, tokens, size, device=DEVICE, dtype=dtype)
@@ -223,7 +222,9 @@ def enumeration(dry: bool) -> list[dict]:
         alone = [row.search(s, families, 48) for row in ranked]
         worst = max(abs(a.pool.error - b.pool.error) / b.pool.error for a, b in zip(together, alone, strict=True))
         rows.append(said({"name": "pools together", "s": s, "error": worst, "passed": worst <= 1e-12}))
-    for s, pool, count in ((4, 12, 4), (8, 12, 4)) if dry else ((4, 70, 4096), (8, 24, 4096), (16, 24, 4096), (8, 30, 512)):
+    for s, pool, count in (
+        ((4, 12, 4), (8, 12, 4)) if dry else ((4, 70, 4096), (8, 24, 4096), (16, 24, 4096), (8, 30, 512))
+    ):
         ranked = [RankedRow.of(instance, pool) for instance in random_rows(count, pool + 2, 64, 1.0, 11)]
         g, p = (torch.from_numpy(np.stack([getattr(row, n) for row in ranked])).to(DEVICE) for n in ("g", "p"))
         known = torch.tensor([row.kept_set(np.arange(s)).error for row in ranked], dtype=torch.float64, device=DEVICE)

@@ -55,7 +55,9 @@ def problems(draw, most_keys=6, equal_costs=None, own_masses=None, **fixed):
         return torch.tensor(drawn, dtype=dtype)
 
     keys = draw(st.none() | st.integers(0, most_keys))  # of every layer, or each its own
-    shapes = [(draw(st.integers(1, 2)), draw(st.integers(0, most_keys)) if keys is None else keys) for _ in range(layers)]
+    shapes = [
+        (draw(st.integers(1, 2)), draw(st.integers(0, most_keys)) if keys is None else keys) for _ in range(layers)
+    ]
     apart = draw(st.booleans()) if own_masses is None else own_masses
     masses = tuple(values(shape, 0) for shape in shapes)
     scores = tuple(values(shape, -4) for shape in shapes) if apart else masses

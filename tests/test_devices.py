@@ -17,7 +17,7 @@ def test_a_device_that_is_there():
 
 @pytest.mark.parametrize("name", ["abacus", "cuda:-1", "", 3.5, "xla"])
 def test_what_cannot_be_used_is_refused(name):
-    with pytest.raises(InvalidInput, match="^device: "):
+    with pytest.raises(InvalidInput, match=r"^device: "):
         checked_device(name)
 
 
@@ -33,5 +33,7 @@ def test_without_a_gpu_a_job_runs_on_the_cpu_and_says_so(capsys, monkeypatch):
 
 
 def test_the_cpu_costs_no_torch():
-    script = "import sys; from contourkv.devices import usable_device; usable_device('cpu'); print('torch' in sys.modules)"
+    script = (
+        "import sys; from contourkv.devices import usable_device; usable_device('cpu'); print('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"

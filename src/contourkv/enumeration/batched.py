@@ -75,7 +75,9 @@ def search_together(
         for (core, _, _), several in alike.items():
             keys = [np.concatenate([asked.core, asked.free]) for _, asked in several]
             g, p = (
-                torch.from_numpy(np.stack([getattr(rows[at], name)[k] for (at, _), k in zip(several, keys, strict=True)]))
+                torch.from_numpy(
+                    np.stack([getattr(rows[at], name)[k] for (at, _), k in zip(several, keys, strict=True)])
+                )
                 for name in ("g", "p")
             )
             known = torch.tensor([asked.known.error for _, asked in several], dtype=torch.float64)

@@ -148,7 +148,9 @@ class Steps:
         if self.cache is None:
             raise InvalidInput("Steps: it is closed; make another")
         if ids.shape != self._ids.shape or ids.is_floating_point():
-            raise InvalidInput(f"ids: got {ids.dtype} {tuple(ids.shape)}, expected whole numbers {tuple(self._ids.shape)}")
+            raise InvalidInput(
+                f"ids: got {ids.dtype} {tuple(ids.shape)}, expected whole numbers {tuple(self._ids.shape)}"
+            )
         if self.used + self.tokens > self.room:
             raise InvalidInput(f"Steps: {self.used} of the {self.room} tokens of its room are fed; make it larger")
         self._ids.copy_(ids, non_blocking=True)
