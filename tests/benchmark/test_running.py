@@ -448,7 +448,7 @@ class TestResuming:
         part = frame[frame["sample"] == 3].assign(answer="planted")
         parts = output.with_name("answers.parquet.parts")
         parts.mkdir()
-        write_answers(parts / "00003.parquet", part, {key: metadata[key] for key in ("contourkv", "config")})
+        write_answers(parts / "00003.parquet", part, {key: metadata[key] for key in ("contourkv", "config", "devices")})
         output.unlink()
         return folder, task, output, settings
 
