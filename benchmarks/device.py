@@ -47,7 +47,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from contourkv.provenance import write_json
 from contourkv.ragged import split_k
-from contourkv.ragged.attention import Contents
 from contourkv.ragged.split_k import Config
 
 SIZES = (64, 80, 96, 128, 256)
@@ -191,20 +190,7 @@ def on_device(layer: Layer) -> Layer:
 
 
 def attend_to(layer: Layer, config: Config | None = None) -> torch.Tensor:
-    held = Contents(
-        layer.keys,
-        layer.values,
-        layer.positions,
-        layer.begin,
-        layer.end,
-        layer.tail_keys,
-        layer.tail_values,
-        layer.tail_length,
-        layer.tail_first,
-        layer.tail_visible,
-        layer.window,
-    )
-    held.check(layer.query, layer.sinks)
+    held = layer.contents()
     if not (split_k.fits(layer.query, held) or DEVICE == "cpu"):
         raise SystemExit("the Triton way does not take what it is to be compared on")
     return split_k.attend(layer.query, held, layer.scaling, layer.softcap, layer.sinks, config)

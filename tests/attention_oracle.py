@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 
 import torch
 from hypothesis import strategies as st
 
-from contourkv.ragged.attention import attend
+from contourkv.ragged.attention import Contents, attend
 
 # Largest error, over values of unit size: float32 sums; half precision rounds the output (2^-8, 2^-11) and, in
 # PyTorch's fused kernel, the weights.
@@ -39,6 +39,12 @@ class Layer:
     def to(self, dtype: torch.dtype) -> Layer:
         floats = ("query", "keys", "values", "tail_keys", "tail_values")
         return replace(self, **{name: getattr(self, name).to(dtype) for name in floats})
+
+    def contents(self) -> Contents:
+        """What the ways of attention are given beside the query, after the checks of `attend`."""
+        held = Contents(**{field.name: getattr(self, field.name) for field in fields(Contents)})
+        held.check(self.query, self.sinks)
+        return held
 
     def attend(self) -> torch.Tensor:
         arguments = dict(vars(self))

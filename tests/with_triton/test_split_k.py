@@ -14,7 +14,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from contourkv.ragged import split_k
-from contourkv.ragged.attention import Contents
 
 DEVICE = "cpu" if split_k.INTERPRETED else "cuda"
 DTYPES = split_k.DTYPES
@@ -31,28 +30,10 @@ def on_device(layer: Layer) -> Layer:
     return replace(layer, **tensors)
 
 
-def contents(layer: Layer) -> Contents:
-    return Contents(
-        layer.keys,
-        layer.values,
-        layer.positions,
-        layer.begin,
-        layer.end,
-        layer.tail_keys,
-        layer.tail_values,
-        layer.tail_length,
-        layer.tail_first,
-        layer.tail_visible,
-        layer.window,
-    )
-
-
 def attend(layer: Layer, config: split_k.Config | None = None) -> torch.Tensor:
     """The kernels' output, on the CPU."""
     layer = on_device(layer)
-    held = contents(layer)
-    held.check(layer.query, layer.sinks)
-    return split_k.attend(layer.query, held, layer.scaling, layer.softcap, layer.sinks, config).cpu()
+    return split_k.attend(layer.query, layer.contents(), layer.scaling, layer.softcap, layer.sinks, config).cpu()
 
 
 # ---------------------------------------------------------------------- against the definition
@@ -231,7 +212,7 @@ def test_lengths_change_under_the_same_launch(monkeypatch: pytest.MonkeyPatch, o
     for begins, ends, tail_length, tail_first in steps:
         for tensor, numbers in ((begin, begins), (end, ends), (length, tail_length), (first, [tail_first])):
             tensor.copy_(torch.tensor(numbers))
-        output = split_k.attend(fixed.query, contents(fixed), fixed.scaling, None, fixed.sinks).cpu()
+        output = split_k.attend(fixed.query, fixed.contents(), fixed.scaling, None, fixed.sinks).cpu()
         now = replace(fixed, tail_length=tail_length, tail_first=tail_first)
         cpu = {name: value.cpu() for name, value in vars(now).items() if isinstance(value, torch.Tensor)}
         assert_close(output, oracle(replace(now, **cpu)), torch.float32)
