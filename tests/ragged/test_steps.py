@@ -171,13 +171,15 @@ def test_bad_arguments(models) -> None:
         ("room", lambda: Steps(model, cache, room=0)),
         ("position_ids", lambda: Steps(model, cache, room=2, position_ids=torch.zeros(2, 1, dtype=torch.long))),
         ("position_ids", lambda: Steps(model, cache, room=2, position_ids=torch.zeros(1, 1))),
+        ("position_ids", lambda: Steps(model, cache, room=2, position_ids=[0])),
+        ("model: ", lambda: Steps("llama", cache, room=2)),
         ("one device", lambda: Steps(torch.nn.Linear(1, 1, device="meta").eval(), cache, room=2)),
         ("eval", lambda: Steps(torch.nn.Linear(1, 1), cache, room=2)),
     ):
         with pytest.raises(InvalidInput, match=message):
             make()
     with Steps(model, cache, room=2) as step:
-        for message, fed in (("ids", ids(2)), ("ids", torch.zeros(1, 1)), ("ids", ids(1).repeat(2, 1))):
+        for message, fed in (("ids", ids(2)), ("ids", torch.zeros(1, 1)), ("ids", ids(1).repeat(2, 1)), ("ids", 3)):
             with pytest.raises(InvalidInput, match=message):
                 step(fed)
         step(ids(1)), step(ids(1))

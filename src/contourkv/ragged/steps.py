@@ -82,6 +82,8 @@ class Steps:
         tokens: int = 1,
         position_ids: torch.Tensor | None = None,
     ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise InvalidInput(f"Steps: model: expected a transformers model, got {type(model).__name__}")
         if not isinstance(cache, RaggedCache) or not cache.is_initialized:
             raise InvalidInput("Steps: cache: expected a RaggedCache that has read a context")
         if model.training:
@@ -101,10 +103,7 @@ class Steps:
         shape = (sequences, self.tokens)
         if position_ids is None:
             position_ids = torch.arange(self.tokens).expand(shape) + cache.get_seq_length()
-        if position_ids.shape != shape or position_ids.is_floating_point():
-            raise InvalidInput(
-                f"position_ids: got {position_ids.dtype} {tuple(position_ids.shape)}, expected whole numbers {shape}"
-            )
+        _check_whole("position_ids", position_ids, shape)
         self.model, self.cache, self.used = model, cache, 0
         self._names = [name for name in CACHE_ARGUMENTS if name in inspect.signature(model.forward).parameters]
         self._ids = torch.zeros(shape, dtype=torch.int64, device=self.device)
@@ -147,10 +146,7 @@ class Steps:
         """
         if self.cache is None:
             raise InvalidInput("Steps: it is closed; make another")
-        if ids.shape != self._ids.shape or ids.is_floating_point():
-            raise InvalidInput(
-                f"ids: got {ids.dtype} {tuple(ids.shape)}, expected whole numbers {tuple(self._ids.shape)}"
-            )
+        _check_whole("ids", ids, tuple(self._ids.shape))
         if self.used + self.tokens > self.room:
             raise InvalidInput(f"Steps: {self.used} of the {self.room} tokens of its room are fed; make it larger")
         self._ids.copy_(ids, non_blocking=True)
@@ -192,3 +188,10 @@ class Steps:
         with torch.cuda.graph(graph):
             self._logits = self._forward()
         self._graph = graph
+
+
+def _check_whole(name: str, given: object, shape: tuple[int, int]) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise InvalidInput(f"{name}: got {type(given).__name__}, expected a tensor of whole numbers {shape}")
+    if given.shape != shape or given.is_floating_point() or given.dtype == torch.bool:
+        raise InvalidInput(f"{name}: got {given.dtype} {tuple(given.shape)}, expected whole numbers {shape}")
