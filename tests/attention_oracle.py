@@ -46,6 +46,18 @@ class Layer:
         held.check(self.query, self.sinks)
         return held
 
+    def unshared(self) -> Layer:
+        """The same for two sequences that share their runs, with a copy of the entries for each."""
+        used = int(self.end.max())
+        return replace(
+            self,
+            keys=self.keys[:used].repeat(2, 1),
+            values=self.values[:used].repeat(2, 1),
+            positions=self.positions[:used].repeat(2),
+            begin=self.begin + torch.tensor([[0], [used]]),
+            end=self.end + torch.tensor([[0], [used]]),
+        )
+
     def attend(self) -> torch.Tensor:
         arguments = dict(vars(self))
         named = {name: arguments.pop(name) for name in ("scaling", "window", "softcap", "sinks", "tail_visible")}

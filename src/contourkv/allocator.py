@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -169,8 +170,8 @@ class Problem:
         kinds = {(score.shape[1], score.device) for score in self.scores}
         if len(self.scores) == 1 or len(kinds) > 1 or len(set(self.costs)) > 1:
             return None
-        masses = None if self.masses is None else (_joined(self.masses),)
-        return replace(self, scores=(_joined(self.scores),), masses=masses, costs=self.costs[:1])
+        masses = None if self.masses is None else (torch.cat(_widened(self.masses)),)
+        return replace(self, scores=(torch.cat(_widened(self.scores)),), masses=masses, costs=self.costs[:1])
 
     def _affordable(self, rounds: int, held: int) -> int:
         tried = range(min(rounds, max(self.most)) + 1)
@@ -495,9 +496,14 @@ def _top(image: Tensor) -> int:
     return torch.iinfo(image.dtype).max
 
 
-def _images(tensors: list[Tensor]) -> list[Tensor]:
+def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """All in the widest of their dtypes, at least float32."""
     wide = torch.float64 if any(each.dtype == torch.float64 for each in tensors) else torch.float32
-    return [_image(each.to(wide)) for each in tensors]
+    return [each.to(wide) for each in tensors]
+
+
+def _images(tensors: list[Tensor]) -> list[Tensor]:
+    return [_image(each) for each in _widened(tensors)]
 
 
 def _score_images(problem: Problem) -> list[Tensor]:
@@ -763,12 +769,6 @@ def _first_where(truths: list[Tensor]) -> int | None:
     device = truths[0].device
     found = torch.stack([truth.any().to(device) for truth in truths]).tolist()
     return found.index(True) if True in found else None
-
-
-def _joined(tensors: tuple[Tensor, ...]) -> Tensor:
-    """Rows of all layers, in the widest of their dtypes."""
-    wide = torch.float64 if any(each.dtype == torch.float64 for each in tensors) else torch.float32
-    return torch.cat([each.to(wide) for each in tensors])
 
 
 def _kind(value: object) -> str:

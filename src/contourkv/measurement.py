@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -20,9 +19,6 @@ from .operator import Instance, check_budget, spectral_ratio, spread
 from .progress import Progress
 from .provenance import record
 from .statistics.instances import check_invariants, write_instances
-
-if TYPE_CHECKING:
-    import torch
 
 TOGETHER = 1024
 """Rows whose exact searches are done together on a GPU."""
@@ -69,33 +65,13 @@ def measure_row(
     InvalidInput
         A budget that is not below the row's number of keys.
     """
-    for s in families:
-        check_budget(s, instance.size)
     row = _ranked(instance, families, swap_keys)
     return _records(instance, row, {s: row.search(s, several, swap_keys) for s, several in families.items()}, families)
 
 
-def measure_rows(
-    instances: Sequence[Instance],
-    families: Mapping[int, Sequence[MassPool | Neighbourhood]],
-    swap_keys: int,
-    device: str | torch.device,
-) -> list[list[dict[str, object]]]:
-    """`measure_row` of each, their exact searches together on `device` (`enumeration.batched`)."""
-    from .enumeration.batched import search_together
-
-    for instance in instances:
-        for s in families:
-            check_budget(s, instance.size)
-    rows = [_ranked(instance, families, swap_keys) for instance in instances]
-    by_budget = {s: search_together(rows, s, several, swap_keys, device) for s, several in families.items()}
-    return [
-        _records(instance, row, {s: found[at] for s, found in by_budget.items()}, families)
-        for at, (instance, row) in enumerate(zip(instances, rows, strict=True))
-    ]
-
-
 def _ranked(instance: Instance, families: Mapping[int, Sequence], swap_keys: int) -> RankedRow:
+    for s in families:
+        check_budget(s, instance.size)
     return RankedRow.of(instance, max(swap_keys, *(family.pool for several in families.values() for family in several)))
 
 
@@ -191,14 +167,17 @@ def _row_by_row(
 def _together(
     rows: Iterable[tuple[dict[str, int], Instance]], path: str | Path, families: Mapping, swap_keys: int, device: str
 ) -> Iterator[tuple[dict[str, int], list[dict[str, object]]]]:
+    from .enumeration.batched import search_together
+
     rows = iter(rows)
     while some := list(islice(rows, TOGETHER)):
+        ranked = []
         for where, instance in some:
             with _placed(path, where):
-                for s in families:
-                    check_budget(s, instance.size)
-        found = measure_rows([instance for _, instance in some], families, swap_keys, device)
-        yield from zip([where for where, _ in some], found, strict=True)
+                ranked.append(_ranked(instance, families, swap_keys))
+        by_budget = {s: search_together(ranked, s, several, swap_keys, device) for s, several in families.items()}
+        for at, ((where, instance), row) in enumerate(zip(some, ranked, strict=True)):
+            yield where, _records(instance, row, {s: found[at] for s, found in by_budget.items()}, families)
 
 
 @contextmanager

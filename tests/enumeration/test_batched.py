@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contourkv import Instance
-from contourkv.enumeration.batched import best_in_batch
-from contourkv.enumeration.pool import RankedRow
+from contourkv.enumeration.batched import best_in_batch, search_together
+from contourkv.enumeration.pool import Asked, MassPool, RankedRow
 from contourkv.errors import InvalidInput
 from contourkv.selectors.swap import error_of
 
@@ -27,7 +27,7 @@ def one_by_one(g, p, core, chosen):
     """Least error of each row by the search of `pool`, and how far rounding can move it."""
     for g_row, p_row in zip(g.numpy(), p.numpy(), strict=True):
         row, s = RankedRow(g_row, p_row), core + chosen
-        found = row.best_among(np.arange(core), np.arange(core, len(p_row)), row.kept_set(np.arange(s)), s)
+        found = row.best_among(Asked(np.arange(core), np.arange(core, len(p_row)), row.kept_set(np.arange(s))), s)
         yield found.error, 1e-15 * np.linalg.norm(g_row, axis=1).sum() / p_row[found.kept].sum()
 
 
@@ -111,3 +111,11 @@ def test_bad_input_is_one_line(change, message):
     given_["error"] = torch.ones(1).double()
     with pytest.raises(InvalidInput, match=message):
         best_in_batch(**(given_ | change))
+
+
+def test_a_pool_that_is_too_large_is_refused_together_as_alone(rng):
+    row = RankedRow.of(random_row(rng, 100, 4), 100)
+    family = MassPool(40, 0, 100)
+    for search in (row.search, lambda *asked: search_together([row], *asked, "cpu")):
+        with pytest.raises(InvalidInput, match="take a smaller pool"):
+            search(40, [family], 100)

@@ -27,11 +27,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .pool import Asked, Found, KeptSet, MassPool, Neighbourhood, RankedRow
+from .pool import Asked, Found, KeptSet, MassPool, Neighbourhood, RankedRow, rounding_share
 
 ENTRIES = {"cpu": 2**22, "cuda": 2**28}
 """Entries of h held at a time: 32 MiB; 2 GiB on a GPU, which wants long products."""
-_UNIT = 1.1102230246251565e-16
 
 
 def search_together(
@@ -68,23 +67,18 @@ def search_together(
             except StopIteration as end:
                 found[at] = end.value
                 continue
-            if asked.known.error == 0.0 or asked.core.size + asked.free.size <= s:
-                answers[at] = rows[at].best_among(*asked, s)  # nothing to choose
-            else:
+            answers[at] = rows[at].settled(asked, s)
+            if answers[at] is None:
                 alike[asked.core.size, asked.free.size, rows[at].g.shape[1]].append((at, asked))
         for (core, _, _), several in alike.items():
-            keys = [np.concatenate([asked.core, asked.free]) for _, asked in several]
             g, p = (
-                torch.from_numpy(
-                    np.stack([getattr(rows[at], name)[k] for (at, _), k in zip(several, keys, strict=True)])
-                )
+                torch.from_numpy(np.stack([getattr(rows[at], name)[asked.keys] for at, asked in several]))
                 for name in ("g", "p")
             )
             known = torch.tensor([asked.known.error for _, asked in several], dtype=torch.float64)
             places, _ = best_in_batch(g.to(device), p.to(device), core, s - core, known.to(device), entries)
-            for (at, asked), key, place in zip(several, keys, places.cpu().numpy(), strict=True):
-                better = None if place[0] < 0 else rows[at].kept_set(np.sort(key[place]))
-                answers[at] = asked.known if better is None else asked.known.or_better(better)
+            for (at, asked), place in zip(several, places.cpu().numpy(), strict=True):
+                answers[at] = rows[at].answer(asked, place)
     return found
 
 
@@ -154,8 +148,7 @@ class _Search:
         total, self.mass = g[:, base].sum(1), p[:, base].sum(1)
         self.square = (total * total).sum(1)
         self.pull = self.sign * (g[:, core:] @ total.unsqueeze(2)).squeeze(2)
-        d = g.shape[2]
-        gamma = 4.0 * (d + 4.0 * self.picked + g.shape[1] + 16.0) * _UNIT
+        gamma = rounding_share(g.shape[2], self.picked, g.shape[1])
         reach = 2.0 * self.gram.diagonal(dim1=1, dim2=2).sqrt().sum(1)
         self.negligible = lambda e2: gamma * (reach * reach + e2 * (self.mass + 1.0) ** 2)
 

@@ -232,6 +232,11 @@ class Asked(NamedTuple):
     free: np.ndarray
     known: KeptSet
 
+    @property
+    def keys(self) -> np.ndarray:
+        """The core, then the free keys."""
+        return np.concatenate([self.core, self.free])
+
 
 class RankedRow:
     """The heaviest keys of a row in mass order, with their Gram matrix: what every search works on.
@@ -268,7 +273,7 @@ class RankedRow:
                 asked = steps.send(answer)
             except StopIteration as end:
                 return end.value
-            answer = self.best_among(asked.core, asked.free, asked.known, s)
+            answer = self.best_among(asked, s)
 
     def searching(
         self, s: int, families: Sequence[MassPool | Neighbourhood], swap_keys: int
@@ -297,27 +302,41 @@ class RankedRow:
         subsets = sum(comb(free.size, s - core.size) for core, free in splits)
         return Found(heaviest, first, second, swapped, mass_pool, pool, subsets)
 
-    def best_among(self, core: np.ndarray, free: np.ndarray, known: KeptSet, s: int) -> KeptSet:
-        """The best of `known` and all sets "core and any s - core.size of free" (mass ranks)."""
-        chosen = s - core.size
-        keys = np.concatenate([core, free])
-        if known.error == 0.0 or chosen > free.size:
-            return known
-        if chosen == free.size:
-            return known.or_better(self.kept_set(np.sort(keys)))
-        drop = 2 * chosen > free.size
-        picked = free.size - chosen if drop else chosen
-        sets = comb(free.size, picked)
+    def best_among(self, asked: Asked, s: int) -> KeptSet:
+        """The answer to `asked` at budget s."""
+        settled = self.settled(asked, s)
+        if settled is not None:
+            return settled
+        core, keys, size = asked.core.size, asked.keys, asked.free.size
+        chosen = s - core
+        drop = 2 * chosen > size
+        picked = size - chosen if drop else chosen
+        binomials = _binomials(size - size // 2, picked)
+        gram = np.ascontiguousarray(self.gram[np.ix_(keys, keys)])
+        places = _search(self.g[keys], self.p[keys], gram, core, picked, drop, binomials, asked.known.error)
+        return self.answer(asked, places)
+
+    def settled(self, asked: Asked, s: int) -> KeptSet | None:
+        """The answer where nothing is to be searched; None where it is, InvalidInput where that is too much."""
+        chosen, size = s - asked.core.size, asked.free.size
+        if asked.known.error == 0.0 or chosen > size:
+            return asked.known
+        if chosen == size:
+            return asked.known.or_better(self.kept_set(np.sort(asked.keys)))
+        sets = comb(size, chosen)
         if sets > MOST_SETS:
             raise InvalidInput(
-                f"pool: {sets:.3g} sets of {chosen} among {free.size} free keys are more than the {MOST_SETS:.0e} that "
+                f"pool: {sets:.3g} sets of {chosen} among {size} free keys are more than the {MOST_SETS:.0e} that "
                 "can be searched; take a smaller pool"
             )
-        binomials = _binomials(free.size - free.size // 2, picked)
-        gram = np.ascontiguousarray(self.gram[np.ix_(keys, keys)])
-        places = _search(self.g[keys], self.p[keys], gram, core.size, picked, drop, binomials, known.error)
+        return None
+
+    def answer(self, asked: Asked, places: np.ndarray) -> KeptSet:
+        """The better of the set known and that at `places` of the keys, the first -1 if none was found."""
+        if places[0] < 0:
+            return asked.known
         # Summed anew in rank order, as every other set is, so that equal sets have equal errors.
-        return known if places[0] < 0 else known.or_better(self.kept_set(np.sort(keys[places])))
+        return asked.known.or_better(self.kept_set(np.sort(asked.keys[places])))
 
 
 @cache
@@ -429,6 +448,12 @@ def _unrank(rank, k, size, binomials, out):
 
 
 @njit(cache=True)
+def rounding_share(dimensions, picked, keys):
+    """Relative bound of the rounding of h: of the square of the longest sum plus that of e times the mass."""
+    return 4.0 * (dimensions + 4.0 * picked + keys + 16.0) * 1.1102230246251565e-16
+
+
+@njit(cache=True)
 def _search(g, p, gram, core, picked, drop, binomials, error):
     """Places of the best set if it is better than `error`, over "the first `core` keys and ... of the rest".
 
@@ -447,7 +472,7 @@ def _search(g, p, gram, core, picked, drop, binomials, error):
     # Worst case of sum |terms| over any set, for the rounding bound of the screen.
     norms = np.sqrt(np.diag(gram)[:pool])
     reach = 2.0 * norms.sum()
-    gamma = 4.0 * (d + 4.0 * picked + pool + 16.0) * 1.1102230246251565e-16
+    gamma = rounding_share(d, picked, pool)
 
     base = np.zeros(d)
     base_mass = 0.0

@@ -200,21 +200,19 @@ class RaggedLayer(CacheLayerMixin):
         if self.clock is not None:
             self._append_by_clock(key, value)
             return
-        if self.tail_keys is None or self.tail_length + tokens > self.tail_keys.shape[2]:
-            self._grow(tokens)
+        self._make_room(tokens)
         first, last = self.tail_length, self.tail_length + tokens
         self.tail_keys[:, :, first:last] = key
         self.tail_values[:, :, first:last] = value
         if self.tail_visible is not None:
             self.tail_visible[:, first:last] = True
-        self.tail_length, self.length = last, self.length + tokens
+        self.counted(tokens)
 
     def reserve(self, tokens: int) -> None:
         """Make room in the tail for `tokens` more, so that its buffers stay where they are while these come."""
         self._check_filled("reserve")
         self._refuse_under_steps("reserve")
-        if self.tail_keys is None or self.tail_length + tokens > self.tail_keys.shape[2]:
-            self._grow(tokens)
+        self._make_room(tokens)
 
     def _append_by_clock(self, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write where the clock says; `Steps` counts here once the step is done."""
@@ -224,7 +222,7 @@ class RaggedLayer(CacheLayerMixin):
             self.tail_visible.index_fill_(1, self.clock.slots, True)
 
     def counted(self, tokens: int) -> None:
-        """Take note that a step of `Steps` appended so many."""
+        """Take note that so many stand in the tail now; `Steps` does when its step is done."""
         self.tail_length, self.length = self.tail_length + tokens, self.length + tokens
 
     def _check_like(self, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -244,6 +242,10 @@ class RaggedLayer(CacheLayerMixin):
                 f"RaggedCache, layer {self.index}: it holds {self.dtype} on {self.device}, got {key.dtype} on "
                 f"{key.device}; reset() it after the model was moved or converted"
             )
+
+    def _make_room(self, tokens: int) -> None:
+        if self.tail_keys is None or self.tail_length + tokens > self.tail_keys.shape[2]:
+            self._grow(tokens)
 
     def _grow(self, tokens: int) -> None:
         """Make room for `tokens` more slots: in steps, so that copying stays a few rows per appended token."""

@@ -24,7 +24,7 @@ from .cache import CACHE_ARGUMENTS, RaggedCache
 
 
 class Clock(NamedTuple):
-    """What layers whose tails begin at the same position read in a step.
+    """What layers whose tails are of the same length read in a step.
 
     Attributes
     ----------
@@ -34,10 +34,6 @@ class Clock(NamedTuple):
 
     slots: torch.Tensor
     length: torch.Tensor
-
-    def set(self, length: int) -> None:
-        """Before a step that appends to a tail of `length`."""
-        self.length.fill_(length)
 
     def advance(self) -> None:
         """At the start of a step; a part of the captured graph."""
@@ -97,28 +93,31 @@ class Steps:
             layer._refuse_under_steps("Steps")
             if layer.watcher is not None:
                 raise InvalidInput("Steps: a press watches this cache; leave its context first")
-        elsewhere = {p.device for p in model.parameters()} | {layer.device for layer in cache.layers}
-        if elsewhere != {self.device}:
-            raise InvalidInput(f"Steps: model and cache lie on {sorted(map(str, elsewhere))}; expected one device")
+        devices = {p.device for p in model.parameters()} | {layer.device for layer in cache.layers}
+        if devices != {self.device}:
+            raise InvalidInput(f"Steps: model and cache lie on {sorted(map(str, devices))}; expected one device")
         shape = (sequences, self.tokens)
         if position_ids is None:
             position_ids = torch.arange(self.tokens).expand(shape) + cache.get_seq_length()
         _check_whole("position_ids", position_ids, shape)
         self.model, self.cache, self.used = model, cache, 0
-        self._names = [name for name in CACHE_ARGUMENTS if name in inspect.signature(model.forward).parameters]
+        taken = inspect.signature(model.forward).parameters
+        self._cache_name = next((name for name in CACHE_ARGUMENTS if name in taken), CACHE_ARGUMENTS[0])
         self._ids = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._positions = position_ids.to(self.device, torch.int64, copy=True)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: torch.Tensor | None = None
-        clocks: dict[tuple[int, int], Clock] = {}
         for layer in cache.layers:
             layer.reserve(self.room)
-            at = layer.tail_first, layer.tail_length
-            if at not in clocks:
-                slots = torch.zeros(self.tokens, dtype=torch.int64, device=self.device)
-                clocks[at] = Clock(slots, torch.full((1,), layer.tail_length, device=self.device))
+        self._clocks = {
+            length: Clock(
+                torch.zeros(self.tokens, dtype=torch.int64, device=self.device),
+                torch.full((1,), length, device=self.device),
+            )
+            for length in {layer.tail_length for layer in cache.layers}
+        }
         for layer in cache.layers:
-            layer.clock = clocks[layer.tail_first, layer.tail_length]
+            layer.clock = self._clocks[layer.tail_length]
 
     def __enter__(self) -> Steps:
         return self
@@ -167,9 +166,9 @@ class Steps:
 
     def _forward(self) -> torch.Tensor:
         """One step as the device does it: clocks, positions, the model."""
-        for clock in {id(layer.clock): layer.clock for layer in self.cache.layers}.values():
+        for clock in self._clocks.values():
             clock.advance()
-        given = {name: self.cache for name in self._names[:1]} or {CACHE_ARGUMENTS[0]: self.cache}
+        given = {self._cache_name: self.cache}
         logits = self.model(self._ids, position_ids=self._positions, use_cache=True, **given).logits
         self._positions.add_(self.tokens)
         return logits
@@ -182,8 +181,8 @@ class Steps:
             self._forward()  # compiles and allocates what a capture may not
         torch.cuda.current_stream(self.device).wait_stream(stream)
         self._positions.copy_(before)
-        for layer in self.cache.layers:
-            layer.clock.set(layer.tail_length)
+        for length, clock in self._clocks.items():
+            clock.length.fill_(length)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._logits = self._forward()
