@@ -72,6 +72,9 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=10.0, help="seconds of certify")
     parser.add_argument("--halves", action="store_true", help="time the products of halves on the CPU as well")
     options = parser.parse_args()
+    folders = sorted(path for path in options.shards.glob("*") if any(path.glob("*/*.safetensors")))
+    if not folders:
+        parser.error(f"--shards: {options.shards} has no <model>/<arm>/*.safetensors; run capture_all first")
     small = Instance(np.full(12, 1 / 12), np.arange(12.0)[:, None])
     for method in ("branch", "walk", "halves"):
         best_of_all(small, 4, method=method)
@@ -80,7 +83,7 @@ def main() -> None:
         f"{'model':<14} {'rows':<6} {'s':>2} {'keys':>5} {'floor':>5}  {'method':<8} {'median s':>9} {'least':>8} "
         f"{'most':>8} {'wall':>8} {'ratio':>7} {'proved':>7} {'better':>7} {'by most':>8}"
     )
-    for folder in sorted(path for path in options.shards.iterdir() if path.is_dir()):
+    for folder in folders:
         shards = [Shard(path) for path in sorted(folder.glob("*/*.safetensors"))]
         rng = np.random.default_rng(options.seed)
         drawn = draw(shards, options.rows, rng)

@@ -39,7 +39,11 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 import numpy as np
 import torch
-import triton
+
+try:
+    import triton
+except ModuleNotFoundError:
+    sys.exit("benchmarks/device.py: needs triton, which times its peers too: pip install 'contourkv[triton]'")
 from attention_oracle import TOLERANCE, Layer, oracle, random_layer
 from device_parts import DEVICE, PARTS, no_waiting
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -215,8 +215,11 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     run = Path(sys.argv[1])
     parts = {run: [rows_at_budgets, claims], run / "benchmark": [scores, comparisons, enforcing, visibility, memory]}
+    made = [folder for folder in parts if (folder / "tables").is_dir() or (folder / "scores.csv").is_file()]
+    if not made:
+        sys.exit(f"{run}: no tables of a run there; expected a folder such as results/offline")
     for folder, tables in parts.items():
-        if not (folder / "tables").is_dir() and not (folder / "scores.csv").is_file():
+        if folder not in made:
             print(f"{folder}: not made yet\n")
             continue
         for part in tables:

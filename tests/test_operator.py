@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contourkv import Instance, dropped_mass, forced_error, mass_bound, max_mass, phi, spread
+from contourkv.enumeration import best_free, best_in_pool, best_of_all, certify, free_error
 from contourkv.errors import InvalidInput
 from contourkv.operator import absolute_bound, spectral_ratio
+from contourkv.selectors import balance, geometric
 
 
 def definition(instance, kept):
@@ -105,6 +107,7 @@ def test_one_key_row_has_no_budget():
     [
         ([], np.zeros((0, 2)), "p: expected a non-empty"),
         ([0.5, 0.5], np.zeros((3, 2)), r"v: expected shape \(2, d\)"),
+        ([0.5, 0.5], np.zeros((2, 0)), r"v: expected shape \(2, d\)"),
         ([0.5, np.nan], np.zeros((2, 2)), "p: weight 1 is not a finite"),
         ([0.5, 0.5], [[0.0], [np.inf]], "v: the value of key 1"),
         ([1.0, 0.0], np.zeros((2, 2)), "p: weight 1 is not positive"),
@@ -135,3 +138,29 @@ def test_bad_budgets_are_named(s, rng):
 def test_instances_cannot_be_written(rng):
     with pytest.raises(ValueError):
         random_row(rng, 5, 2).p[0] = 1.0
+
+
+@pytest.mark.parametrize("row", [None, "row", 3, np.full(8, 1 / 8)], ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda row: dropped_mass(row, 4),
+        lambda row: phi(row, 4),
+        lambda row: forced_error(row, [0, 1]),
+        lambda row: mass_bound(row, 4),
+        spread,
+        spectral_ratio,
+        lambda row: absolute_bound(row, 4),
+        lambda row: max_mass(row, 4),
+        lambda row: balance(row, 4),
+        lambda row: geometric(row, 4),
+        lambda row: best_in_pool(row, 4, 6),
+        lambda row: best_of_all(row, 4),
+        lambda row: certify(row, 4, [0, 1, 2, 3], 1.0, 1e-6),
+        lambda row: free_error(row, [0, 1]),
+        lambda row: best_free(row, 4, 6),
+    ],
+)
+def test_what_is_no_instance_is_named(call, row):
+    with pytest.raises(InvalidInput, match=r"^instance: expected an Instance"):
+        call(row)

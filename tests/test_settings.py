@@ -38,7 +38,7 @@ BASE = {
             "licence": "Apache-2.0",
             "dtype": "float32",
         },
-        "gemma3-270m": {"label": "B", "source": "folder", "path": "elsewhere", "licence": "x", "dtype": "float32"},
+        "gemma3-270m": {"label": "B", "source": "folder", "path": str(CONFIG), "licence": "x", "dtype": "float32"},
     },
     "text_sources": {arm: {"wheel": "a==1", "reader": "python"} for arm in ("prose", "dialogue", "code")},
     "wheel_hashes": {"a==1": SHA256},
@@ -80,7 +80,8 @@ def refused(config: dict) -> str:
 
 
 @pytest.mark.parametrize("names", [(), ("offline",), ("test",), ("paper",)], ids=str)
-def test_the_shipped_configurations_are_sound(names):
+def test_the_shipped_configurations_are_sound(names, monkeypatch):
+    monkeypatch.chdir(CONFIG.parent)
     check(merged(*names), SCHEMA)
 
 
@@ -179,6 +180,16 @@ def test_every_key_has_a_description_and_a_type_and_no_mapping_is_open():
             "certificate.tolerance: expected a number, got '1e-6': YAML read it as text; write 1.0e-06",
         ),
         ("certificate.time_limit_s", 0, "certificate.time_limit_s: expected more than 0, got 0"),
+        ("loss.models", "null", "loss.models: expected a list or null, got 'null': write null without quotes"),
+        ("native.models", ["trained-qwen2"], "native.models[0]: trained-qwen2 is not among the run's models"),
+        ("native.budgets", [64, 1024], "native.budgets[1]: budget 1024 is not below the 1024 visible keys"),
+        ("statistics.resamples", "10", "statistics.resamples: expected a whole number, got '10': it is text; write it"),
+        (
+            "model_sources.gemma3-270m.label",
+            "A",
+            "model_sources.gemma3-270m.label: 'A' is the label of smollm2",
+        ),
+        ("model_sources.gemma3-270m.path", "/nowhere", "model_sources.gemma3-270m.path: there is no folder /nowhere"),
         ("device", "gpu", "device: expected text that matches"),
         ("wheel_hashes", {"a==1": "12"}, "wheel_hashes.a==1: expected text that matches"),
         ("wheel_hashes", {"--index-url x==1": SHA256}, "wheel_hashes: the name '--index-url x==1' is not allowed"),
@@ -225,3 +236,9 @@ def test_the_schema_names_every_reader():
 
     named = SCHEMA["properties"]["text_sources"]["additionalProperties"]["properties"]["reader"]["enum"]
     assert named == list(READERS)
+
+
+def test_the_schema_names_every_random_architecture():
+    from contourkv.models.random_source import ARCHITECTURES
+
+    assert SCHEMA["$defs"]["random_source"]["properties"]["architecture"]["enum"] == list(ARCHITECTURES)

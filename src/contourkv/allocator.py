@@ -473,7 +473,7 @@ def weighted(masses: Tensor, distances: Tensor, weight: str) -> Tensor:
     -------
     (H, N) tensor, float32 or float64
     """
-    if weight not in WEIGHTS:
+    if not isinstance(weight, str) or weight not in WEIGHTS:
         raise InvalidInput(f"weight: expected one of {', '.join(WEIGHTS)}, got {weight!r}")
     masses, distances = _layers("masses", (masses,))[0], _layers("distances", (distances,))[0]
     if masses.shape != distances.shape:

@@ -52,7 +52,7 @@ class Instance:
         p, v = _float64("p", p), _float64("v", v)
         if p.ndim != 1 or p.size == 0:
             raise InvalidInput(f"p: expected a non-empty vector of weights, got shape {p.shape}")
-        if v.ndim != 2 or v.shape[0] != p.size:
+        if v.ndim != 2 or v.shape[0] != p.size or v.shape[1] == 0:
             raise InvalidInput(f"v: expected shape ({p.size}, d), one value a weight, got {v.shape}")
         if not np.isfinite(p).all():
             raise InvalidInput(f"p: weight {int(np.argmin(np.isfinite(p)))} is not a finite number")
@@ -123,6 +123,21 @@ def whole_number(name: str, value: object, least: int | None = None) -> int:
     return int(value)
 
 
+def real_number(name: str, value: object, low: float, high: float, meaning: str) -> float:
+    """Return `value` as a float if it is a number from `low` to `high`; raise InvalidInput, naming it, otherwise."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not low <= value <= high:
+        raise InvalidInput(f"{name}: expected {meaning}, got {value!r}")
+    return float(value)
+
+
+def check_instance(instance: Instance) -> Instance:
+    """Return `instance` if it is one; raise InvalidInput otherwise."""
+    if not isinstance(instance, Instance):
+        raise InvalidInput(f"instance: expected an Instance(p, v), got {type(instance).__name__}")
+    return instance
+
+
 def check_budget(s: int, size: int) -> int:
     """Return `s` as an int if 1 <= s < size; raise InvalidInput otherwise."""
     if isinstance(s, bool) or not isinstance(s, int | np.integer) or not 1 <= s < size:
@@ -155,7 +170,7 @@ def forced_error(instance: Instance, kept: ArrayLike) -> float:
     float
         ||sum_{j in A} g_j|| / p(A), in the units of the values; 0 when every key is kept.
     """
-    keys = check_kept(kept, instance.size)
+    keys = check_kept(kept, check_instance(instance).size)
     if keys.size == instance.size:
         return 0.0
     return float(np.linalg.norm(instance.g[keys].sum(axis=0)) / instance.p[keys].sum())
@@ -163,19 +178,19 @@ def forced_error(instance: Instance, kept: ArrayLike) -> float:
 
 def dropped_mass(instance: Instance, s: int) -> float:
     """m_s: the mass outside the s heaviest keys, 1 - p(A*_s), summed over the dropped keys."""
-    s = check_budget(s, instance.size)
+    s = check_budget(s, check_instance(instance).size)
     return float(instance.p[instance.order[s:]].sum())
 
 
 def phi(instance: Instance, s: int) -> float:
     """Phi: ||sum_{j in A*_s} g_j||, the one-pass O(N d) statistic (paper, section 1)."""
-    s = check_budget(s, instance.size)
+    s = check_budget(s, check_instance(instance).size)
     return float(np.linalg.norm(instance.g[instance.order[:s]].sum(axis=0)))
 
 
 def spread(instance: Instance) -> float:
     """D: the largest distance of a value from the dense output, max_j ||v_j - mu||."""
-    return float(np.linalg.norm(instance.v - instance.mu, axis=1).max())
+    return float(np.linalg.norm(check_instance(instance).v - instance.mu, axis=1).max())
 
 
 def mass_bound(instance: Instance, s: int) -> float:
@@ -190,7 +205,7 @@ def absolute_bound(instance: Instance, s: int) -> float:
     errors here are Euclidean, so C = max_j ||v_j||. In the units of the values; unlike `mass_bound` it is no less for
     values that are alike.
     """
-    return 2.0 * float(np.linalg.norm(instance.v, axis=1).max()) * dropped_mass(instance, s)
+    return 2.0 * float(np.linalg.norm(check_instance(instance).v, axis=1).max()) * dropped_mass(instance, s)
 
 
 def spectral_ratio(instance: Instance) -> float:
@@ -200,7 +215,7 @@ def spectral_ratio(instance: Instance) -> float:
     every budget. The paper names an O(N d^2) spectral statistic without its formula (section 3): this participation
     ratio of the covariance's eigenvalues is this project's reading.
     """
-    centred = instance.v - instance.mu
+    centred = check_instance(instance).v - instance.mu
     size = np.abs(centred).max()
     if size == 0.0:
         return 0.0

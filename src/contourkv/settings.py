@@ -112,7 +112,9 @@ def _check_schema(config: Mapping, schema: Mapping) -> None:
         part = error.schema.get("properties", {}).get(key, {})
         _fail((*path, key), f"missing{_meaning(part)}")
     if error.validator == "type":
-        _fail(path, f"expected {_TYPE.get(rule, rule)}, got {value!r}{_hint(value, rule)}{about}")
+        types = [rule] if isinstance(rule, str) else rule
+        wanted = " or ".join("null" if name == "null" else _TYPE[name] for name in types)
+        _fail(path, f"expected {wanted}, got {value!r}{_hint(value, types[0])}{about}")
     expected = {
         "enum": lambda: "one of " + ", ".join(map(str, rule)),
         "minimum": lambda: f"at least {rule}",
@@ -142,6 +144,8 @@ def _hint(value: object, wanted: str) -> str:
     """Why YAML may have read something else than was meant."""
     if value is None:
         return ": the key has no value"
+    if wanted == "array" and value == "null":
+        return ": write null without quotes"
     if wanted == "string" and isinstance(value, bool):
         return ": YAML reads a bare yes, no, on or off as true or false; put it in quotes"
     if wanted == "string" and isinstance(value, (int, float, datetime.date)):
@@ -155,6 +159,8 @@ def _hint(value: object, wanted: str) -> str:
             return ""
         if not math.isfinite(number):
             return ""
+        if value.strip().lstrip("+-").replace(".", "", 1).isdigit():
+            return ": it is text; write it without quotes, and in a file: --config reads numbers inside of {} as text"
         # YAML wants a point before an exponent
         digits, mark, exponent = repr(int(number) if number.is_integer() else number).partition("e")
         return f": YAML read it as text; write {digits}{'.0' if mark and '.' not in digits else ''}{mark}{exponent}"
@@ -175,6 +181,18 @@ def _check_sources(config: Mapping) -> None:
             for wheel in source.get("wheels", [source["wheel"]] if "wheel" in source else []):
                 if wheel not in hashes:
                     _fail((registry, name), f"no SHA-256 for {wheel} in wheel_hashes (texts.yaml, models.yaml)")
+    labels: dict[str, str] = {}
+    for name in config["models"]:
+        source = config["model_sources"][name]
+        if (other := labels.setdefault(source["label"], name)) != name:
+            _fail(
+                ("model_sources", name, "label"),
+                f"{source['label']!r} is the label of {other} too; tables tell models by it",
+            )
+        if source["source"] in ("folder", "trained") and not Path(source["path"]).is_dir():
+            _fail(
+                ("model_sources", name, "path"), f"there is no folder {source['path']}; correct the path of the model"
+            )
     seeds = config["contexts"]["seeds"]
     for arm in config["arms"]:
         if arm not in seeds:
@@ -218,9 +236,18 @@ def _check_parts(config: Mapping) -> None:
     """The parts beside the enumeration: their models, positions and budgets."""
     for part in ("native", "weights", "exact", "audit", "loss"):
         for index, model in enumerate(config[part]["models"] or []):
-            if model not in config["model_sources"]:
-                known = sorted(config["model_sources"])
-                _fail((part, "models", index), f"no {model} in model_sources (models.yaml){_closest(model, known)}")
+            if model not in config["models"]:
+                _fail(
+                    (part, "models", index), f"{model} is not among the run's models{_closest(model, config['models'])}"
+                )
+    native, seen = config["native"], config["capture"]["positions"][-1] + 1
+    for index, s in enumerate(native["budgets"] if native["models"] != [] else ()):
+        if s >= seen:
+            _fail(
+                ("native", "budgets", index),
+                f"budget {s} is not below the {seen} visible keys of the last query position; lower it or move "
+                "capture.positions",
+            )
     length, audit, loss = config["contexts"]["length"], config["audit"], config["loss"]
     if audit["models"] != []:
         _check_positions(audit["positions"], length, "audit")

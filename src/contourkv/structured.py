@@ -49,7 +49,7 @@ def structured_contexts(task: Task, retrieval: int, background: int) -> list[Con
 
 
 def _context(task: Task, sample: Sample, retrieval: int, background: int) -> Context:
-    where, question = f"structured.arms[{task.name}]", sample.questions[0]
+    where, question = f"config key structured.arms[{task.name}]", sample.questions[0]
     if not question.gold:
         raise InvalidInput(f"{where}: sample {sample.index} has no gold answer; expected a task that measures nats")
     if not question.positions:
@@ -61,7 +61,10 @@ def _context(task: Task, sample: Sample, retrieval: int, background: int) -> Con
     # The second half of the text, as rows need keys to choose among; not the planted tokens themselves.
     free = np.setdiff1d(np.arange(len(sample.ids) // 2, len(sample.ids)), question.positions)
     if free.size < others:
-        raise InvalidInput(f"{where}.length: {len(sample.ids)} tokens of context do not hold {others} background rows")
+        raise InvalidInput(
+            f"{where}.length: {len(sample.ids)} tokens of context do not hold {others} background rows; make it longer "
+            "or lower structured.background"
+        )
     text = free[np.linspace(0, free.size - 1, others).round().astype(int)]
     return Context(
         arm=task.name,
@@ -93,7 +96,9 @@ def check_structured(config: Mapping) -> None:
             settings = check_settings(structured_settings(entry, section["contexts"]), config["text_sources"])
         for wheel in wheels_of(settings, config["text_sources"]):
             if wheel not in config["wheel_hashes"]:
-                raise InvalidInput(f"structured.arms[{index}]: no SHA-256 for {wheel} in wheel_hashes (texts.yaml)")
+                raise InvalidInput(
+                    f"config key structured.arms[{index}]: no SHA-256 for {wheel} in wheel_hashes (texts.yaml)"
+                )
 
 
 def make_structured_file(
@@ -132,5 +137,7 @@ def structured_settings(entry: Mapping, contexts: int) -> dict:
     """An entry of `structured.arms` as the settings of a task: gold answers, as many samples as contexts."""
     for key in ("measure", "samples"):
         if key in entry:
-            raise InvalidInput(f"structured.arms[{entry.get('name')}].{key}: is set by the run; leave it out")
+            raise InvalidInput(
+                f"config key structured.arms[{entry.get('name')}].{key}: is set by the run; leave it out"
+            )
     return {**entry, "measure": "nats", "samples": contexts}

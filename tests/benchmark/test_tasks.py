@@ -179,8 +179,8 @@ def refusal(source, task, model="bytes", **more):
     with pytest.raises(InvalidInput) as caught:
         make(source, task, model, **more)
     said = str(caught.value)
-    assert "\n" not in said and said.startswith(f"benchmark.tasks[a-{task}].")
-    return said.removeprefix(f"benchmark.tasks[a-{task}].")
+    assert "\n" not in said and said.startswith(f"config key benchmark.tasks[a-{task}].")
+    return said.removeprefix(f"config key benchmark.tasks[a-{task}].")
 
 
 @pytest.mark.parametrize(

@@ -295,6 +295,9 @@ def test_the_ends_of_the_budget(keys, s, rng):
         ({"tolerance": 1.0}, "tolerance"),
         ({"workers": 0}, "workers"),
         ({"seed": -1}, "seed"),
+        ({"seed": 2**31}, "seed"),
+        ({"time_limit": "long"}, "time_limit"),
+        ({"tolerance": "1e-6"}, "tolerance"),
         ({"method": "guess"}, "method: expected one of branch, outer"),
     ],
 )

@@ -237,7 +237,13 @@ def test_rows_with_nothing_to_search(rng):
         ({"incumbent": "lightest", "keys": 10}, "incumbent: key"),
         ({"block": 0}, "block: "),
         ({"dimensions": 0}, "dimensions: "),
-        ({"most_work": -1.0}, "branch_work, most_work: "),
+        ({"most_work": -1.0}, "most_work: expected work >= 0"),
+        ({"most_work": "much"}, "most_work: "),
+        ({"branch_work": "much"}, "branch_work: "),
+        ({"floor": "half"}, "floor: "),
+        ({"floor": np.ones(2)}, "floor: "),
+        ({"tolerance": None}, "tolerance: "),
+        ({"method": np.array(["auto", "walk"])}, "method: "),
     ],
 )
 def test_bad_arguments_are_named(arguments, named, rng):

@@ -631,11 +631,20 @@ class TestRefused:
             ({"budget": 0.5, "recent": 1.5}, "recent: expected"),
             ({"budget": 0.5, "floor": 9, "cap": 3}, "cap: expected a whole number of at least 9"),
             ({"budget": 0.5, "scores": "best"}, "scores: unknown name 'best'"),
+            ({"budget": 0.5, "scores": lambda keys: keys}, "scores: expected a function of module, hidden_states"),
+            ({"budget": 0.5, "weight": [1]}, "weight: expected one of plain"),
+            ({"budget": 0.5, "curve": [1]}, "curve: expected one of peak"),
+            ({"budget": 0.5, "two_passes": "yes"}, "two_passes: expected True or False"),
         ],
     )
     def test_arguments_at_construction(self, given_, message):
         with pytest.raises(InvalidInput, match=message):
             ContourKVPress(**given_)
+
+    @pytest.mark.parametrize("given_", [torch.zeros(1, 9), torch.full((1, 9), 10**6), torch.full((1, 9), -1)])
+    def test_ids_that_are_none(self, models, given_):
+        with pytest.raises(InvalidInput, match="ids: expected int64 or int32 token ids from 0"):
+            ContourKVPress(0.5).prefill(models["llama"], given_, RaggedCache(models["llama"].config))
 
     @pytest.mark.parametrize("budget", [{"budget": "100 B"}, {"entries": 3}])
     def test_less_than_an_entry_a_head(self, models, budget):

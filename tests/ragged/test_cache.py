@@ -631,6 +631,30 @@ class TestRefused:
         with pytest.raises(InvalidInput, match="2D mask"):
             fed(models["llama"], cache, ids(4), attention_mask=torch.ones(1, 1, 4, 14, dtype=torch.bool))
 
+    @pytest.mark.parametrize(
+        ("call", "named"),
+        [
+            (lambda cache: cache.kept_positions(9, 0, 0), "kept_positions: layer"),
+            (lambda cache: cache.kept_positions(0, 1, 0), "kept_positions: got sequence 1"),
+            (lambda cache: cache.kept_positions(0, 0, -1), "kv_head"),
+            (lambda cache: cache.evict("first", None), "evict: layer"),
+            (lambda cache: cache.reorder_cache([0]), "reorder_cache"),
+            (lambda cache: cache.reorder_cache(torch.tensor([1])), "reorder_cache"),
+            (lambda cache: cache.reorder_cache(torch.tensor([0.0])), "reorder_cache"),
+            (lambda cache: cache.batch_select_indices(torch.tensor([-1])), "reorder_cache"),
+            (lambda cache: cache.batch_repeat_interleave(1.5), "batch_repeat_interleave: repeats"),
+            (lambda cache: cache.batch_repeat_interleave(0), "batch_repeat_interleave: repeats"),
+            (lambda cache: cache.save(None), "save: expected a path"),
+            (lambda cache: RaggedCache.load(None, None), "load: expected a path"),
+        ],
+    )
+    def test_arguments_that_cannot_be_are_named(self, models, call, named):
+        cache = RaggedCache(models["llama"].config)
+        fed(models["llama"], cache, ids(10))
+        with pytest.raises(InvalidInput, match=named):
+            call(cache)
+        assert cache.get_seq_length() == 10 and cache.layers[0].begin.shape[0] == 1
+
     @pytest.mark.parametrize("keep", [torch.ones(1, 2, 9, dtype=torch.bool), torch.ones(1, 2, 10)])
     def test_a_keep_mask_that_does_not_fit(self, models, keep):
         cache = RaggedCache(models["llama"].config)

@@ -133,6 +133,7 @@ def test_what_changes_the_cache_is_refused_while_steps_are_open(models) -> None:
             lambda: cache.layers[0].crop_to(3),
             lambda: cache.reorder_cache(torch.tensor([0])),
             lambda: Steps(model, cache, room=4),
+            lambda: model(torch.tensor([[3]]), past_key_values=cache),
         ):
             with pytest.raises(InvalidInput, match="close it first"):
                 change()
@@ -172,6 +173,8 @@ def test_bad_arguments(models) -> None:
         ("position_ids", lambda: Steps(model, cache, room=2, position_ids=torch.zeros(2, 1, dtype=torch.long))),
         ("position_ids", lambda: Steps(model, cache, room=2, position_ids=torch.zeros(1, 1))),
         ("position_ids", lambda: Steps(model, cache, room=2, position_ids=[0])),
+        ("position_ids", lambda: Steps(model, cache, room=2, position_ids=torch.tensor([[-1]]))),
+        ("room: no memory", lambda: Steps(model, cache, room=10**12)),
         ("model: ", lambda: Steps("llama", cache, room=2)),
         ("one device", lambda: Steps(torch.nn.Linear(1, 1, device="meta").eval(), cache, room=2)),
         ("eval", lambda: Steps(torch.nn.Linear(1, 1), cache, room=2)),
@@ -179,7 +182,13 @@ def test_bad_arguments(models) -> None:
         with pytest.raises(InvalidInput, match=message):
             make()
     with Steps(model, cache, room=2) as step:
-        for message, fed in (("ids", ids(2)), ("ids", torch.zeros(1, 1)), ("ids", ids(1).repeat(2, 1)), ("ids", 3)):
+        for message, fed in (
+            ("ids", ids(2)),
+            ("ids", torch.zeros(1, 1)),
+            ("ids", ids(1).repeat(2, 1)),
+            ("ids", 3),
+            ("ids", torch.tensor([[10**6]])),
+        ):
             with pytest.raises(InvalidInput, match=message):
                 step(fed)
         step(ids(1)), step(ids(1))

@@ -168,7 +168,7 @@ def test_a_file_in_the_place_of_the_results_is_named(fresh):
         ({"benchmark": {"methods": ["kvzap"]}}, "error: config key benchmark.methods: unknown method 'kvzap'"),
         (
             {"benchmark": {"tasks": [{"name": "a", "task": "niah", "arm": "prose", "length": 9, "samples": 1}]}},
-            "error: benchmark.tasks[a].seed: missing",
+            "error: config key benchmark.tasks[a].seed: missing",
         ),
         ({"benchmark": {"budgets": [1e-9]}}, "error: config key benchmark.budgets[0]: expected at least 0.001"),
         ({"benchmark": {"costs": {"lengths": [77]}}}, "error: config key benchmark.costs.lengths[0]: no task has"),

@@ -86,7 +86,7 @@ def shown(path, name, *tables):
 
 
 def models_of(part):
-    """Models that a part of the configuration is for: all of the run's, or those of them that it names."""
+    """Models that a part of the configuration is for, in the run's order: all, or those that it names."""
     named = config[part]["models"]
     return [model for model in MODELS if named is None or model in named]
 

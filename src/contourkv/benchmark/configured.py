@@ -44,7 +44,7 @@ def check_benchmark(config: Mapping) -> None:
         names.add(name)
         for model in settings.get("models", ()):
             if model not in section["models"]:
-                raise InvalidInput(f"benchmark.tasks[{name}].models: {model} is not among benchmark.models")
+                raise InvalidInput(f"config key benchmark.tasks[{name}].models: {model} is not among benchmark.models")
         settings = made_of(settings)
         if settings["task"] == HUB:
             check_hub_settings(settings)
@@ -52,7 +52,9 @@ def check_benchmark(config: Mapping) -> None:
             check_settings(settings, config["text_sources"])
             for wheel in wheels_of(settings, config["text_sources"]):
                 if wheel not in config["wheel_hashes"]:
-                    raise InvalidInput(f"benchmark.tasks[{name}]: no SHA-256 for {wheel} in wheel_hashes (texts.yaml)")
+                    raise InvalidInput(
+                        f"config key benchmark.tasks[{name}]: no SHA-256 for {wheel} in wheel_hashes (texts.yaml)"
+                    )
     lengths = [settings["length"] for settings in section["tasks"] if "length" in settings]
     for index, length in enumerate(section["costs"]["lengths"]):
         if section["tasks"] and length not in lengths:

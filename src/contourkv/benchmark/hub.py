@@ -238,7 +238,7 @@ class _Wanted:
     @property
     def where(self) -> str:
         """The data, for messages."""
-        return f"benchmark.tasks[{self.name}]: {self.path}" + (f" ({self.config})" if self.config else "")
+        return f"config key benchmark.tasks[{self.name}]: {self.path}" + (f" ({self.config})" if self.config else "")
 
     @property
     def references(self) -> str:

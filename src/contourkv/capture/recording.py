@@ -259,9 +259,16 @@ class Recorder:
         return worst
 
 
+def _whole(name: str, given: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(number) for number in given]
+    except TypeError as error:
+        raise InvalidInput(f"{name}: expected a sequence of whole numbers ({error})") from None
+
+
 def check_ids(ids: Sequence[int], geometry: AttentionGeometry, vocabulary: int, name: str) -> list[int]:
     """Return `ids` as a list of int; raise InvalidInput unless the model can read them."""
-    ids = [operator.index(token) for token in ids]
+    ids = _whole("ids", ids)
     if not ids:
         raise InvalidInput("ids: the context is empty, expected at least one token")
     if len(ids) > geometry.max_positions:
@@ -280,7 +287,7 @@ def check_ids(ids: Sequence[int], geometry: AttentionGeometry, vocabulary: int, 
 
 def check_positions(positions: Sequence[int], length: int) -> np.ndarray:
     """Return `positions` as (R,) int64; raise InvalidInput unless they are distinct and in [0, length)."""
-    positions = [operator.index(position) for position in positions]
+    positions = _whole("positions", positions)
     if not positions:
         raise InvalidInput("positions: expected at least one query position")
     wrong = next((position for position in positions if not 0 <= position < length), None)

@@ -18,14 +18,13 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import InvalidInput
-from ..operator import Instance, check_budget, check_kept, forced_error
+from ..operator import Instance, check_budget, check_instance, check_kept, forced_error, real_number, whole_number
 from ..progress import Progress
 from ..selectors.hull import negligible_error
 from .branch import Search
@@ -143,17 +142,16 @@ def certify(
         A budget outside 1 .. N-1; an incumbent that is not s distinct keys; a time limit, tolerance, seed,
         workers or method out of range; a row that is too long.
     """
-    s = check_budget(s, instance.size)
+    s = check_budget(s, check_instance(instance).size)
     kept = np.sort(check_kept(incumbent, instance.size))
     if kept.size != s:
         raise InvalidInput(f"incumbent: expected {s} keys, as many as the budget, got {kept.size}")
-    if not (isfinite(time_limit) and time_limit >= 0.0):
-        raise InvalidInput(f"time_limit: expected seconds >= 0, got {time_limit}")
-    if not 1e-9 <= tolerance <= 0.5:
-        raise InvalidInput(f"tolerance: expected a relative difference from 1e-9 to 0.5, got {tolerance}")
-    if not 0 <= seed < 2**31 or workers < 1:
-        raise InvalidInput(f"seed, workers: expected a seed from 0 to 2^31-1 and workers >= 1, got {seed}, {workers}")
-    if method not in _METHODS:
+    time_limit = real_number("time_limit", time_limit, 0.0, sys.float_info.max, "seconds >= 0")
+    tolerance = real_number("tolerance", tolerance, 1e-9, 0.5, "a relative difference from 1e-9 to 0.5")
+    seed, workers = whole_number("seed", seed, least=0), whole_number("workers", workers, least=1)
+    if seed >= 2**31:
+        raise InvalidInput(f"seed: expected a seed from 0 to 2^31-1, got {seed}")
+    if not isinstance(method, str) or method not in _METHODS:
         raise InvalidInput(f"method: expected one of {', '.join(_METHODS)}, got {method!r}")
     if instance.size > LARGEST_ROW:
         raise InvalidInput(f"instance: certify takes up to {LARGEST_ROW} keys, got {instance.size}")

@@ -28,7 +28,7 @@ from numba import njit
 from numpy.typing import ArrayLike
 
 from ..errors import InvalidInput
-from ..operator import Instance, check_budget, check_kept, whole_number
+from ..operator import Instance, check_budget, check_instance, check_kept, whole_number
 from ..selectors.hull import (
     BEST,
     FLOOR,
@@ -124,7 +124,7 @@ def free_error(instance: Instance, kept: ArrayLike) -> FreeError:
     Never above es(A), whose weights p_j / p(A) are one choice; 0 within rounding where the hull holds mu. Cost:
     O(k len(kept) d) for k keys of positive weight, times the few times that a key leaves again.
     """
-    keys = check_kept(kept, instance.size)
+    keys = check_kept(kept, check_instance(instance).size)
     at, lift, scale = scaled(instance, keys)
     corral = Corral.of(at, lift)
     k, square, least = nearest_point(at, np.arange(keys.size), corral, 0)
@@ -177,7 +177,7 @@ def best_free(
         A budget outside 1 .. N-1, a pool smaller than the budget, a start that is not s distinct pool keys, a
         tolerance or limit out of range.
     """
-    s = check_budget(s, instance.size)
+    s = check_budget(s, check_instance(instance).size)
     pool = instance.order[: check_candidates("pool_size", pool_size, s)]
     if not 1e-9 <= tolerance <= 0.5:
         raise InvalidInput(f"tolerance: expected a relative difference from 1e-9 to 0.5, got {tolerance}")

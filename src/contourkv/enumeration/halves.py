@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import comb, isfinite
+from math import comb, inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +43,7 @@ from numpy.typing import ArrayLike
 
 from ..devices import checked_device
 from ..errors import InvalidInput
-from ..operator import Instance, check_budget, check_kept, forced_error, whole_number
+from ..operator import Instance, check_budget, check_instance, check_kept, forced_error, real_number, whole_number
 from ..selectors.hull import negligible_error
 from ..selectors.swap import descend, error_of
 from .branch import ROUNDING, Search
@@ -157,22 +157,20 @@ def best_of_all(
     ES(s) of the paper, section 1. Cost: at most N^2 / 2 nodes and C(N, 4) pairs of pairs for s = 4, of which the
     cuts leave a hundredth to a tenth on the flattest real rows; exponential in s for 6 and 8.
     """
-    s = check_budget(s, instance.size)
+    s = check_budget(s, check_instance(instance).size)
     if s not in BUDGETS:
         raise InvalidInput(f"s: expected one of {', '.join(map(str, BUDGETS))} (sets are cut in halves), got {s}")
     if instance.size > LARGEST_ROW:
         raise InvalidInput(f"instance: best_of_all takes up to {LARGEST_ROW} keys, got {instance.size}")
     count = instance.size if keys is None else min(whole_number("keys", keys, least=s), instance.size)
-    if not (isfinite(floor) and 0.0 <= floor <= 1.0):
-        raise InvalidInput(f"floor: expected a share of the mass from 0 to 1, got {floor}")
-    if not 1e-9 <= tolerance <= 0.5:
-        raise InvalidInput(f"tolerance: expected a relative difference from 1e-9 to 0.5, got {tolerance}")
+    floor = real_number("floor", floor, 0.0, 1.0, "a share of the mass from 0 to 1")
+    tolerance = real_number("tolerance", tolerance, 1e-9, 0.5, "a relative difference from 1e-9 to 0.5")
+    if not isinstance(method, str) or method not in METHODS:
+        raise InvalidInput(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     if branch_work is None:
         branch_work = FIRST_WORK if method == "auto" and s <= 4 else BRANCH_WORK
-    if not (branch_work >= 0.0 and most_work >= 0.0):
-        raise InvalidInput(f"branch_work, most_work: expected work >= 0, got {branch_work}, {most_work}")
-    if method not in METHODS:
-        raise InvalidInput(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    branch_work = real_number("branch_work", branch_work, 0.0, inf, "work >= 0")
+    most_work = real_number("most_work", most_work, 0.0, inf, "work >= 0")
     dimensions = None if dimensions is None else whole_number("dimensions", dimensions, least=1)
     block = None if block is None else whole_number("block", block, least=1)
     by_products = method == "halves" or (method == "auto" and str(device) != "cpu")

@@ -33,7 +33,7 @@ import numpy as np
 from numba import njit
 
 from ..errors import InvalidInput
-from ..operator import Instance, check_budget, whole_number
+from ..operator import Instance, check_budget, check_instance, whole_number
 from ..selectors.swap import descend, error_of, without_most_misleading
 
 MOST_SETS = 10**11
@@ -152,7 +152,7 @@ def best_in_pool(instance: Instance, s: int, pool_size: int) -> PoolResult:
     -----
     ES_pool(s) of the paper, section 1. Cost: C(pool_size, s) subsets.
     """
-    s = check_budget(s, instance.size)
+    s = check_budget(s, check_instance(instance).size)
     return best_in_families(instance, s, [MassPool(s, 0, whole_number("pool_size", pool_size))])
 
 
@@ -177,7 +177,7 @@ def best_in_families(
     InvalidInput
         A budget outside 1 .. N-1, no family, or one of another budget.
     """
-    s = check_budget(s, instance.size)
+    s = check_budget(s, check_instance(instance).size)
     if not families or any(family.budget != s for family in families):
         raise InvalidInput(f"families: expected at least one family, each with budget {s}")
     around = any(isinstance(family, Neighbourhood) for family in families)

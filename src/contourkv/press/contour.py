@@ -115,14 +115,14 @@ class ContourKVPress:
             raise InvalidInput(
                 f"split: expected one of {', '.join(SPLITS)}, or such a split of contourkv.allocator, got {split!r}"
             )
-        if weight not in WEIGHTS:
+        if not isinstance(weight, str) or weight not in WEIGHTS:
             raise InvalidInput(f"weight: expected one of {', '.join(WEIGHTS)}, got {weight!r}")
         if two_passes and isinstance(self.scorer, ContextScorer):
             raise InvalidInput("two_passes: scores that replay the context need the full cache; leave it off for them")
         self.weight = weight
         if curve is None:
             curve = "scores" if isinstance(self.scorer, ContextScorer) and self.scorer.is_mass else "peak"
-        if curve not in CURVES:
+        if not isinstance(curve, str) or curve not in CURVES:
             raise InvalidInput(f"curve: expected one of {', '.join(CURVES)}, got {curve!r}")
         if curve == "scores" and not self.scorer.is_mass:
             raise InvalidInput(f'curve: scores {self.scorer.name!r} are no masses; use "peak" or "mean"')
@@ -131,7 +131,9 @@ class ContourKVPress:
         self.sinks, self.recent = whole_number("sinks", sinks, 0), whole_number("recent", recent, 0)
         self.floor = whole_number("floor", floor, 1)
         self.cap = None if cap is None else whole_number("cap", cap, self.floor)
-        self.two_passes = bool(two_passes)
+        if not isinstance(two_passes, bool):
+            raise InvalidInput(f"two_passes: expected True or False, got {two_passes!r}")
+        self.two_passes = two_passes
 
     def __repr__(self) -> str:
         return f"ContourKVPress({self.budget}, scores={self.scorer.name!r}, split={self.split}, weight={self.weight!r})"
@@ -187,8 +189,11 @@ class ContourKVPress:
             raise InvalidInput(
                 f"prefill: expected the split Contour(), got {self.split}; use the press as a context manager"
             )
-        if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.shape[1] == 0:
+        if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.numel() == 0:
             raise InvalidInput("ids: expected token ids (B, N) with at least one token")
+        vocabulary = model.get_input_embeddings().weight.shape[0]
+        if ids.dtype not in (torch.int64, torch.int32) or ids.min() < 0 or ids.max() >= vocabulary:
+            raise InvalidInput(f"ids: expected int64 or int32 token ids from 0 to {vocabulary - 1}")
         _check_padding(attention_mask, ids)
         run = _Run(self, model, in_chunks=True)
         with torch.no_grad(), run.hooked():

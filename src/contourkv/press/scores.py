@@ -40,6 +40,7 @@ PRESSES = {
     "tova": "TOVAPress",
 }
 MASS = "mass"
+ARGUMENTS = ("module", "hidden_states", "keys", "values", "attentions", "kwargs")  # of kvpress's `score`
 INSTALL = "pip install 'contourkv[benchmark]'"
 
 # Presses that split a budget over the scores of another: the scores are those of the inner press.
@@ -421,11 +422,21 @@ def resolve(scores: object, seed: int = 0, kept: Budget | None = None) -> Scorer
     if is_press(scores):
         return _press_scorer(scores, seed, ratio)
     if callable(scores):
+        _check_signature(scores)
         return LayerScorer(scores)
     raise InvalidInput(
         f"scores: expected a name ({', '.join(sorted([MASS, *PRESSES]))}), a kvpress press or a function, got "
         f"{type(scores).__name__}"
     )
+
+
+def _check_signature(function: Callable) -> None:
+    try:
+        inspect.signature(function).bind(*ARGUMENTS)
+    except ValueError:  # of some built-in ones nothing is known
+        return
+    except TypeError as error:
+        raise InvalidInput(f"scores: expected a function of {', '.join(ARGUMENTS)} ({error})") from None
 
 
 def kvpress() -> ModuleType:

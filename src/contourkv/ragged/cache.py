@@ -13,6 +13,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.cache_utils import Cache
 
 from ..errors import ContourKVError, InvalidInput
+from ..operator import whole_number
 from ..provenance import VERSION, atomic_path
 from .layer import RaggedLayer
 
@@ -94,6 +96,7 @@ class RaggedCache(Cache):
         super().__init__(
             layers=[RaggedLayer(index, window, self.model_type, count) for index, window in enumerate(self.windows)]
         )
+        self.stepping = False  # whether the forward pass at work is that of `Steps`
         self._facts = {name: getattr(config.get_text_config(decoder=True), name, None) for name in FACTS}
 
     def __repr__(self) -> str:
@@ -119,6 +122,8 @@ class RaggedCache(Cache):
                 f"RaggedCache: it has {len(self.layers)} layers, the model has more; make one from this model's config"
             )
         if layer_idx == 0:
+            if not self.stepping:
+                self.layers[0]._refuse_under_steps("RaggedCache")
             lengths = {layer.length for layer in self.layers}
             if len(lengths) > 1:
                 raise InvalidInput(
@@ -133,8 +138,13 @@ class RaggedCache(Cache):
 
     def kept_positions(self, layer: int, sequence: int, kv_head: int) -> torch.Tensor:
         """Positions whose entries a KV head holds, ascending, int64 on the CPU."""
-        held = self.layers[layer]
+        held = self._layer(layer, "kept_positions")
         held._check_filled("kept_positions")
+        sequences, heads = held.begin.shape
+        if whole_number("sequence", sequence, 0) >= sequences or whole_number("kv_head", kv_head, 0) >= heads:
+            raise InvalidInput(
+                f"kept_positions: got sequence {sequence} and KV head {kv_head}, the cache has {sequences} and {heads}"
+            )
         run = slice(int(held.begin[sequence, kv_head]), int(held.end[sequence, kv_head]))
         tail = torch.arange(held.tail_first, held.tail_first + held.tail_length)
         if held.tail_visible is not None:
@@ -143,7 +153,12 @@ class RaggedCache(Cache):
 
     def evict(self, layer: int, keep: torch.Tensor) -> None:
         """Keep in one layer the entries that `keep` names, bool (B, H, tokens seen); free the others at once."""
-        self.layers[layer].evict(keep)
+        self._layer(layer, "evict").evict(keep)
+
+    def _layer(self, index: int, what: str) -> RaggedLayer:
+        if whole_number(f"{what}: layer", index, 0) >= len(self.layers):
+            raise InvalidInput(f"{what}: layer: got {index}, the cache has {len(self.layers)} layers")
+        return self.layers[index]
 
     def take(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, keep: torch.Tensor, length: int | None = None
@@ -153,7 +168,7 @@ class RaggedCache(Cache):
         `keep` is bool (B, H, N); `length` the tokens seen, by default N (key n has position length - N + n). Of one
         sequence (1, H, N, d), `keep` may name B kept sets, for a batch of B.
         """
-        self.layers[layer].take(keys, values, keep, keys.shape[2] if length is None else length)
+        self._layer(layer, "take").take(keys, values, keep, keys.shape[2] if length is None else length)
 
     def copy(self) -> RaggedCache:
         """Another cache with the same contents. The frozen parts are shared until one of the two evicts."""
@@ -193,7 +208,7 @@ class RaggedCache(Cache):
         for layer in self.layers:
             layer.crop(max_length)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | PathLike) -> None:
         """Write everything that is held to a safetensors file; `load` reads it back.
 
         Raises
@@ -203,6 +218,8 @@ class RaggedCache(Cache):
         """
         if not self.is_initialized:
             raise InvalidInput("save: the cache is empty; feed it a context first")
+        if not isinstance(path, str | PathLike):
+            raise InvalidInput(f"save: expected a path, got {type(path).__name__}")
         path = Path(path)
         if not path.parent.is_dir():
             raise InvalidInput(f"save: {path}: there is no folder {path.parent}; make it first")
@@ -240,7 +257,7 @@ class RaggedCache(Cache):
 
     @classmethod
     def load(
-        cls, path: str | Path, config: PreTrainedConfig, device: str | torch.device | Sequence = "cpu"
+        cls, path: str | PathLike, config: PreTrainedConfig, device: str | torch.device | Sequence = "cpu"
     ) -> RaggedCache:
         """Read a file that `save` wrote, for the model of `config`.
 
@@ -253,6 +270,8 @@ class RaggedCache(Cache):
         InvalidInput
             No such file, not such a file, damaged, or of another model.
         """
+        if not isinstance(path, str | PathLike):
+            raise InvalidInput(f"load: expected a path, got {type(path).__name__}")
         cache = cls(config)
         devices = [device] * len(cache.layers) if isinstance(device, str | torch.device) else list(device)
         if len(devices) != len(cache.layers):

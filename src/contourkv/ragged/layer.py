@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .cache import Watcher
     from .steps import Clock
 
+_NO_INDEX = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 TAIL_STEP = 16  # slots that a full tail grows by, at least; else by an eighth of it
 SLIDING_STEP = 64  # tokens, at least, that a sliding layer lets go of at once; else a quarter of its window
@@ -587,7 +588,14 @@ class RaggedLayer(CacheLayerMixin):
         if self.length == 0:
             return
         self._refuse_under_steps("reorder_cache")
+        sequences = self.begin.shape[0]
+        if not isinstance(beam_idx, torch.Tensor) or beam_idx.dim() != 1 or beam_idx.dtype in _NO_INDEX:
+            raise InvalidInput("reorder_cache: expected a vector of whole numbers, one a sequence")
         at = beam_idx.to("cpu", torch.int64)
+        if at.numel() == 0 or at.min() < 0 or at.max() >= sequences:
+            raise InvalidInput(
+                f"reorder_cache: expected one or more of the sequences 0..{sequences - 1}, got {at.tolist()}"
+            )
         self.begin, self.end = self.begin.index_select(0, at), self.end.index_select(0, at)
         if self.tail_keys is not None:
             at = at.to(self.device)
@@ -600,6 +608,7 @@ class RaggedLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each sequence `repeats` times, one after another; the frozen part is held once."""
+        repeats = whole_number("batch_repeat_interleave: repeats", repeats, 1)
         if self.length:
             self.reorder_cache(torch.arange(self.begin.shape[0]).repeat_interleave(repeats))
 

@@ -100,15 +100,24 @@ class Steps:
         if position_ids is None:
             position_ids = torch.arange(self.tokens).expand(shape) + cache.get_seq_length()
         _check_whole("position_ids", position_ids, shape)
+        _check_range("position_ids", position_ids, None)
         self.model, self.cache, self.used = model, cache, 0
         taken = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in CACHE_ARGUMENTS if name in taken), CACHE_ARGUMENTS[0])
         self._ids = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._positions = position_ids.to(self.device, torch.int64, copy=True)
+        self._vocabulary = model.get_input_embeddings().weight.shape[0]
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits: torch.Tensor | None = None
-        for layer in cache.layers:
-            layer.reserve(self.room)
+        try:
+            for layer in cache.layers:
+                layer.reserve(self.room)
+        except (RuntimeError, MemoryError) as error:
+            if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
+                raise
+            raise InvalidInput(
+                f"room: no memory for {self.room} tokens in each of {len(cache.layers)} layers"
+            ) from None
         self._clocks = {
             length: Clock(
                 torch.zeros(self.tokens, dtype=torch.int64, device=self.device),
@@ -146,6 +155,7 @@ class Steps:
         if self.cache is None:
             raise InvalidInput("Steps: it is closed; make another")
         _check_whole("ids", ids, tuple(self._ids.shape))
+        _check_range("ids", ids, self._vocabulary)
         if self.used + self.tokens > self.room:
             raise InvalidInput(f"Steps: {self.used} of the {self.room} tokens of its room are fed; make it larger")
         self._ids.copy_(ids, non_blocking=True)
@@ -169,7 +179,11 @@ class Steps:
         for clock in self._clocks.values():
             clock.advance()
         given = {self._cache_name: self.cache}
-        logits = self.model(self._ids, position_ids=self._positions, use_cache=True, **given).logits
+        self.cache.stepping = True
+        try:
+            logits = self.model(self._ids, position_ids=self._positions, use_cache=True, **given).logits
+        finally:
+            self.cache.stepping = False
         self._positions.add_(self.tokens)
         return logits
 
@@ -194,3 +208,14 @@ def _check_whole(name: str, given: object, shape: tuple[int, int]) -> None:
         raise InvalidInput(f"{name}: got {type(given).__name__}, expected a tensor of whole numbers {shape}")
     if given.shape != shape or given.is_floating_point() or given.dtype == torch.bool:
         raise InvalidInput(f"{name}: got {given.dtype} {tuple(given.shape)}, expected whole numbers {shape}")
+
+
+def _check_range(name: str, given: torch.Tensor, below: int | None) -> None:
+    """Of numbers on the CPU alone: elsewhere looking at them would wait for the device."""
+    if given.device.type != "cpu":
+        return
+    least, most = int(given.min()), int(given.max())
+    if least < 0 or (below is not None and most >= below):
+        raise InvalidInput(
+            f"{name}: got {least} to {most}, expected at least 0" + ("" if below is None else f" and below {below}")
+        )

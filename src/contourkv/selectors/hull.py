@@ -28,7 +28,7 @@ import numpy as np
 from numba import njit
 
 from ..errors import InvalidInput
-from ..operator import Instance, check_budget, forced_error, whole_number
+from ..operator import Instance, check_budget, check_instance, forced_error, whole_number
 
 DEPENDENT = 1e-14
 """A lifted point with less than this share of its length outside the corral's span adds nothing but rounding."""
@@ -555,7 +555,7 @@ def geometric(instance: Instance, s: int, candidates: int | None = None) -> np.n
     with a proved bound. Keys of free weight 0 take part in the renormalised output all the same: where fewer than s
     keys reach the dense output, the heaviest others fill the set.
     """
-    s = check_budget(s, instance.size)
+    s = check_budget(s, check_instance(instance).size)
     candidates = max(256, 2 * s) if candidates is None else check_candidates("candidates", candidates, s)
     keys = instance.order[:candidates]
     points = Points.of(instance, keys)

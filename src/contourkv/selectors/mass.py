@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..operator import Instance, check_budget
+from ..operator import Instance, check_budget, check_instance
 
 
 def max_mass(instance: Instance, s: int) -> np.ndarray:
@@ -15,4 +15,5 @@ def max_mass(instance: Instance, s: int) -> np.ndarray:
     InvalidInput
         Unless 1 <= s < N.
     """
-    return np.sort(instance.order[: check_budget(s, instance.size)])
+    s = check_budget(s, check_instance(instance).size)
+    return np.sort(instance.order[:s])

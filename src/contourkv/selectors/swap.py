@@ -12,7 +12,7 @@ from numba import njit
 from numpy.typing import ArrayLike
 
 from ..errors import InvalidInput
-from ..operator import Instance, check_budget, check_kept, whole_number
+from ..operator import Instance, check_budget, check_instance, check_kept, whole_number
 
 # A swap must lower es^2 by more than rounding could, or two equal sets would trade places for ever.
 LOWERS = 1.0 - 1e-12
@@ -161,7 +161,7 @@ def balance(
     InvalidInput
         Budget outside 1 .. N-1, fewer candidates than the budget, a start that is not s distinct candidates.
     """
-    s = check_budget(s, instance.size)
+    s = check_budget(s, check_instance(instance).size)
     candidates = max(256, 2 * s) if candidates is None else whole_number("candidates", candidates)
     if candidates < s:
         raise InvalidInput(f"candidates: expected at least the budget {s}, got {candidates}")

@@ -120,7 +120,7 @@ def wheels_of(settings: Mapping, text_sources: Mapping) -> list[str]:
 
 def refused(name: str, key: str, problem: str) -> InvalidInput:
     """The error of one entry of `benchmark.tasks`, naming the key at fault."""
-    return InvalidInput(f"benchmark.tasks[{name}].{key}: {problem}")
+    return InvalidInput(f"config key benchmark.tasks[{name}].{key}: {problem}")
 
 
 def _check_value(name: str, key: str, value: object) -> None:

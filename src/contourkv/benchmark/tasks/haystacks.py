@@ -167,7 +167,7 @@ def hide(
     raise refused(
         name,
         "length",
-        f"too short: {tokens} tokens of context do not hold the needles and some text; about "
+        f"too short: {max(0, tokens)} tokens of context do not hold the needles and some text; about "
         f"{max(1, needed - tokens):,} more are needed",
     )
 
