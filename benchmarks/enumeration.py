@@ -114,7 +114,7 @@ def main():
         for form, seen in rates.items():
             print(
                 f"{s:>3} {pool:>4} {subsets:>11,}  {form:<16} {median(seen) / 1e6:>11.2f} "
-                f"{min(seen) / 1e6:>9.2f} {max(seen) / 1e6:>9.2f} {median(seen) / base:>7.2f}"
+                f"{min(seen) / 1e6:>9.2f} {max(seen) / 1e6:>9.2f} {median(seen) / base:>7.2g}"
             )
 
 

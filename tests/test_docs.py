@@ -196,6 +196,9 @@ def copy(tmp_path_factory) -> Copy:
         if block.file:
             assert not (ROOT / block.file).exists(), f"{block.file} is the repository's own"
             (made.folder / block.file).write_text(block.text)
+            for source in yaml.safe_load(block.text).get("model_sources", {}).values():
+                if source["source"] == "folder":
+                    (made.folder / source["path"]).mkdir(parents=True)
     return made
 
 
@@ -267,7 +270,8 @@ def test_every_other_command_is_what_it_says(page):
 
 
 @pytest.mark.parametrize(("page", "block"), configured(), ids=lambda value: getattr(value, "file", value) or "part")
-def test_configurations_can_be_run(page, block):
+def test_configurations_can_be_run(page, block, copy, monkeypatch):
+    monkeypatch.chdir(copy.folder)
     config = merged()
 
     def merge(into: dict, more: dict) -> None:

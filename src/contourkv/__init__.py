@@ -16,6 +16,7 @@ _HOME = {
     "max_mass": "selectors",
     "balance": "selectors",
     "best_in_pool": "enumeration",
+    "best_of_all": "enumeration",
     "certify": "enumeration",
     "RaggedCache": "ragged",
     "ContourKVPress": "press",

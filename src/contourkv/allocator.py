@@ -363,7 +363,7 @@ class Allocation:
         heads = sum(each.numel() for each in self.entries)
         return (
             f"Allocation({kept:,} of {keys:,} entries in {heads} heads, {self.bytes:,} of {self.budget:,} bytes, "
-            f"dropped mass {self.dropped:.4g}, level {self.level:.3g})"
+            f"dropped mass {self.dropped:.4g} over all heads, level {self.level:.3g})"
         )
 
 

@@ -589,8 +589,9 @@ def draw_bounds(table: pd.DataFrame) -> Figure:
             axis.axhline(float(limit), color="black", lw=0.9, zorder=1)
             axis.set_ylim(bottom, top)
             axis.set_ylabel(f"{shown.get(bound, bound)} [95%]")
-            axis.set_title(f"bound: {sign.replace('<=', '≤').replace('>=', '≥')} {limit}")
+            axis.set_title(f"{bound} {sign.replace('<=', '≤').replace('>=', '≥')} {limit}")
             axis.set_xticks([])
+            axis.set_xlabel("models, as in the legend")
             axis.set_xlim(-0.6, len(models) - 0.4)
             axis.grid(False, axis="x")
         for axis in axes[len(bounds) :]:

@@ -113,6 +113,8 @@ def read_records(folder: str | os.PathLike, without: Sequence[str] = ()) -> pd.D
             raise InvalidInput(
                 f"{path}: not a job's record, expected one line with s, max_rss and cpu_time; remove it"
             ) from None
+        if numbers[2] == 0:  # it ended before its first sample
+            numbers[1:] = np.nan, np.nan
         end = path.stat().st_mtime
         rows.append([rule, name, end - numbers[0], end, *numbers])
     if not rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +82,8 @@ def registered(path: str | os.PathLike) -> str:
     Raises
     ------
     InvalidInput
-        See `read_bounds`; in a git checkout, a file that is not committed as it is.
+        See `read_bounds`; in a git checkout, a file that is not committed as it is. Elsewhere a line on stderr says
+        that this could not be looked at.
     """
     read_bounds(path)
     path = Path(path)
@@ -89,7 +91,9 @@ def registered(path: str | os.PathLike) -> str:
         inside = _git(path, "rev-parse", "--is-inside-work-tree")
     except OSError:  # no git here: an unpacked archive
         inside = None
-    if inside is not None and inside.returncode == 0:
+    if inside is None or inside.returncode:
+        print(f"{path}: no git checkout here, so nothing tells whether these bounds were changed", file=sys.stderr)
+    else:
         known = _git(path, "ls-files", "--error-unmatch", path.name)
         if known.returncode or _git(path, "diff", "--quiet", "HEAD", "--", path.name).returncode:
             raise InvalidInput(

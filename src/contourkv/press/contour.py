@@ -51,8 +51,8 @@ class ContourKVPress:
     Parameters
     ----------
     budget : float, int or str
-        Of each sequence: a fraction in (0, 1] of the bytes that its full cache would take, or bytes (an int, or a
-        string such as "64MiB").
+        Of each sequence: a fraction in (0, 1] of what its full ragged cache would take, positions counted on both
+        sides, so that 1.0 keeps everything; or bytes of all that is held (an int, or a string such as "64MiB").
     entries : int, optional
         Instead of `budget`: entries over all layers and KV heads.
     compression_ratio : float, optional
