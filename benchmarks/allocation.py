@@ -25,7 +25,7 @@ import yaml
 from scipy import stats
 
 from contourkv import ContourKVError, ContourKVPress, RaggedCache
-from contourkv.allocator import AdaKV, Contour, Global, Pyramid, Uniform
+from contourkv.allocator import AdaKV, Contour, ContourBySpan, Global, Pyramid, Uniform
 from contourkv.contexts import build_contexts
 from contourkv.models import load_model
 from contourkv.press.scores import resolve
@@ -45,6 +45,7 @@ SPLITS = {
     "contour, peak mass": {"split": Contour(), "curve": "peak", "weight": "plain"},
     "contour, peak x 2D": {"split": Contour(), "curve": "peak", "weight": "spread"},
     "contour, peak x distance": {"split": Contour(), "curve": "peak", "weight": "distance"},
+    "by span, peak x distance": {"split": ContourBySpan(), "curve": "peak", "weight": "distance"},
     # The scores as their own curve, where they are masses.
     "contour, scores x 2D": {"split": Contour(), "curve": "scores", "weight": "spread"},
     "contour, scores x distance": {"split": Contour(), "curve": "scores", "weight": "distance"},

@@ -15,6 +15,7 @@ from contourkv.allocator import (
     WEIGHTS,
     AdaKV,
     Contour,
+    ContourBySpan,
     Global,
     Problem,
     Pyramid,
@@ -30,7 +31,7 @@ NO_RULE = {"sinks": 0, "recent": 0}
 
 
 def rebuilt(problem, **changes):
-    fields = ("scores", "masses", "costs", "budget", "sinks", "recent", "floor", "cap")
+    fields = ("scores", "masses", "costs", "budget", "sinks", "recent", "floor", "cap", "spans")
     return Problem(**({name: getattr(problem, name) for name in fields} | changes))
 
 
@@ -170,6 +171,41 @@ def test_no_cheaper_or_equal_allocation_drops_less(problem, ruled):
 def test_a_larger_budget_never_drops_a_kept_key(problem, more):
     small, large = allocate(problem), allocate(rebuilt(problem, budget=problem.budget + more))
     for inner, outer in zip(small.keep, large.keep, strict=True):
+        assert not (inner & ~outer).any()
+
+
+@settings(max_examples=200)
+@given(problems(), st.data())
+def test_a_level_for_each_span_is_contour_on_each_group_alone(problem, data):
+    spans = tuple(data.draw(st.integers(0, 1)) for _ in problem.scores)
+    both = rebuilt(problem, spans=spans)
+    found = allocate(both, ContourBySpan())
+    assert found.bytes <= problem.budget
+    if len(set(spans)) == 1:
+        assert flat(found.keep) == flat(allocate(problem).keep)
+    for span in set(spans):
+        layers = [layer for layer, each in enumerate(spans) if each == span]
+        least = sum(problem.heads[n] * min(problem.floor, problem.most[n]) * problem.costs[n] for n in layers)
+        held = sum(int(found.entries[n].sum()) * problem.costs[n] for n in layers)
+        full = sum(problem.heads[n] * problem.most[n] * problem.costs[n] for n in layers)
+        assert least <= held <= full
+        room = everything(problem) - problem.bytes_of([min(problem.floor, most) for most in problem.most])
+        fair = (problem.budget - everything(problem) + room) * Fraction(full - least, room) if room else 0
+        own = least + int(min(fair, full - least))
+        kept = [found.keep[n] for n in layers]
+        assert (
+            flat(kept) == flat(allocate(problem.of_layers(layers, own)).keep) if own else not any(map(torch.any, kept))
+        )
+    if problem.budget >= everything(problem):
+        assert found.bytes == everything(problem)
+
+
+@given(problems(), st.data(), st.integers(1, 40))
+def test_a_level_for_each_span_never_drops_what_a_smaller_budget_kept(problem, data, more):
+    problem = rebuilt(problem, spans=tuple(data.draw(st.integers(0, 1)) for _ in problem.scores))
+    less = allocate(problem, ContourBySpan())
+    greater = allocate(rebuilt(problem, budget=problem.budget + more), ContourBySpan())
+    for inner, outer in zip(less.keep, greater.keep, strict=True):
         assert not (inner & ~outer).any()
 
 

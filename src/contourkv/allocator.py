@@ -6,8 +6,9 @@ A head h that keeps its n heaviest keys drops the mass m_h(n), the sum of the ot
 
 with m_h the head's (weighted) dropped-mass curve and cost_h the bytes of one of its entries. Sorted masses fall, so
 every curve is convex and the optimum is one level for all heads, a contour: a key stays if its mass per byte
-reaches the level. `Contour` is that split; `Uniform`, `AdaKV`, `Pyramid` and `Global` are the compared methods'
-splits of the same budget, so that scores and splits can be exchanged one at a time.
+reaches the level. `Contour` is that split, `ContourBySpan` the same for each kind of layer alone; `Uniform`, `AdaKV`,
+`Pyramid` and `Global` are the compared methods' splits of the same budget, so that scores and splits can be exchanged
+one at a time.
 
 Kept by rule
     The first `sinks` and the last `recent` keys of every head stand outside the competition. They enter in a fixed
@@ -73,6 +74,8 @@ class Problem:
         Least entries of a head that has them.
     cap : whole number >= floor, or None
         Most entries of a head.
+    spans : L whole numbers, or None
+        How many tokens back a layer sees, 0 where it sees all: what `ContourBySpan` groups layers by.
 
     Raises
     ------
@@ -88,6 +91,7 @@ class Problem:
     recent: int = 16
     floor: int = 1
     cap: int | None = None
+    spans: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         scores = _layers("scores", self.scores)
@@ -114,6 +118,10 @@ class Problem:
         numbers = {name: whole_number(name, getattr(self, name), 0) for name in ("sinks", "recent", "floor")}
         if self.cap is not None:
             numbers["cap"] = whole_number("cap", self.cap, max(1, numbers["floor"]))
+        if self.spans is not None:
+            if not isinstance(self.spans, tuple | list) or len(self.spans) != len(scores):
+                raise InvalidInput(f"spans: expected {len(scores)} whole numbers, one a layer, got {self.spans!r}")
+            numbers["spans"] = tuple(whole_number("spans", span, 0) for span in self.spans)
         numbers |= {"scores": scores, "masses": None if self.masses is None else masses, "costs": costs}
         for name, value in (numbers | {"budget": budget}).items():
             object.__setattr__(self, name, value)
@@ -171,7 +179,17 @@ class Problem:
         if len(self.scores) == 1 or len(kinds) > 1 or len(set(self.costs)) > 1:
             return None
         masses = None if self.masses is None else (torch.cat(_widened(self.masses)),)
-        return replace(self, scores=(torch.cat(_widened(self.scores)),), masses=masses, costs=self.costs[:1])
+        scores = (torch.cat(_widened(self.scores)),)
+        return replace(self, scores=scores, masses=masses, costs=self.costs[:1], spans=None)
+
+    def of_layers(self, layers: Sequence[int], budget: int) -> Problem:
+        """Some of the layers, with a budget of their own."""
+
+        def some(values: Sequence) -> tuple:
+            return tuple(values[layer] for layer in layers)
+
+        masses = None if self.masses is None else some(self.masses)
+        return replace(self, scores=some(self.scores), masses=masses, costs=some(self.costs), budget=budget, spans=None)
 
     def _affordable(self, rounds: int, held: int) -> int:
         tried = range(min(rounds, max(self.most)) + 1)
@@ -244,6 +262,46 @@ class Contour(Split):
         if rounds > min(problem.floor, rounds) and problem.budget < enough:
             return _merged(problem, images)
         return _pooled(problem, images, rounds)
+
+
+@dataclass(frozen=True)
+class ContourBySpan(Contour):
+    """A level for every group of layers that see equally far; what is spread over the groups is their share of bytes.
+
+    In a sliding layer all of a row's mass lies within the window, so its keys are heavier than those of a layer whose
+    mass lies over everything, without being worth more: one level gives the sliding layers the bytes. Here a group
+    gets its floor and, of the rest, as much a byte that it could hold as every other. Layers that all see equally far
+    are one group: `Contour`. Monotone in the budget, as each group is; misses it by less than an entry a group.
+    """
+
+    def share(self, problem: Problem) -> Share:
+        groups: dict[int, list[int]] = {}
+        for layer, span in enumerate(problem.spans or ()):
+            groups.setdefault(span, []).append(layer)
+        if len(groups) < 2:
+            return super().share(problem)
+        found: list[tuple[Tensor, Tensor]] = [(Tensor(), Tensor())] * len(problem.scores)
+        for layers, budget in zip(groups.values(), self._budgets(problem, list(groups.values())), strict=True):
+            if budget:
+                parts = zip(*super().share(problem.of_layers(layers, budget)), strict=True)
+            else:  # a group that can hold nothing, or gets less than a byte
+                none = [
+                    torch.zeros(problem.heads[n], dtype=torch.int64, device=problem.scores[n].device) for n in layers
+                ]
+                parts = zip(none, none, strict=True)
+            for layer, part in zip(layers, parts, strict=True):
+                found[layer] = part
+        return Share(*zip(*found, strict=True))
+
+    def _budgets(self, problem: Problem, groups: list[list[int]]) -> list[int]:
+        def held(entries: Sequence[int], layers: list[int]) -> int:
+            return sum(problem.heads[n] * entries[n] * problem.costs[n] for n in layers)
+
+        floors = [min(problem.floor, most) for most in problem.most]
+        least = [held(floors, layers) for layers in groups]
+        room = [held(problem.most, layers) - low for layers, low in zip(groups, least, strict=True)]
+        left = min(problem.budget - sum(least), sum(room))
+        return [low + (left * more // sum(room) if more else 0) for low, more in zip(least, room, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -328,7 +386,14 @@ class Global(Split):
         return _pooled(problem, _score_images(problem), problem.rounds)
 
 
-SPLITS = {"contour": Contour, "uniform": Uniform, "adakv": AdaKV, "pyramid": Pyramid, "global": Global}
+SPLITS = {
+    "contour": Contour,
+    "contour_by_span": ContourBySpan,
+    "uniform": Uniform,
+    "adakv": AdaKV,
+    "pyramid": Pyramid,
+    "global": Global,
+}
 
 
 # --- from a split to kept sets ----------------------------------------------------------------------------------

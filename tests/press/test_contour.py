@@ -174,6 +174,29 @@ class TestKept:
         assert held_bytes(cache).slack == 0
         assert done.allocations[0][0].bytes == held * cost
 
+    @pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
+    def test_by_span_sliding_layers_get_their_share_and_no_more(self, models, share):
+        model = models["gemma3_text"]
+        cache, done = compressed(model, ids(80), ContourKVPress(share, split="contour_by_span", recent=4))
+        of_span: dict[int | None, list[int]] = {}
+        for layer, entries in zip(cache.layers, cache.entries(), strict=True):
+            available = 80 if layer.window is None else layer.window - 1
+            held = of_span.setdefault(layer.window, [0, 0])
+            held[0], held[1] = held[0] + int(entries.sum()), held[1] + entries.numel() * available
+        assert len(of_span) == 2
+        for held, available in of_span.values():
+            assert abs(held - share * available) <= 2
+        assert done.allocations[0][0].bytes <= done.allocations[0][0].budget
+
+    def test_by_span_is_the_contour_where_every_layer_sees_all(self, models):
+        one, other = (
+            compressed(models["llama"], ids(60), ContourKVPress(0.3, split=split))[0]
+            for split in ("contour", "contour_by_span")
+        )
+        for layer in range(2):
+            for head in range(2):
+                assert torch.equal(one.kept_positions(layer, 0, head), other.kept_positions(layer, 0, head))
+
     @settings(max_examples=15, deadline=None)
     @given(one=st.floats(0.05, 1), other=st.floats(0.05, 1), weight=st.sampled_from(["plain", "spread", "distance"]))
     def test_a_larger_budget_never_drops_what_a_smaller_one_kept(self, models, one, other, weight):

@@ -62,7 +62,8 @@ class ContourKVPress:
         "compactor", "kvzip", any kvpress ScorerPress, or f(module, hidden_states, keys, values, attentions, kwargs)
         that returns (1, H, N) for one sequence.
     split : str or Split
-        How the budget is spread over heads: "contour"; "uniform", "adakv", "pyramid" and "global" for comparison; or
+        How the budget is spread over heads: "contour"; "contour_by_span", a level for the sliding layers of a model
+        and one for those that see everything; "uniform", "adakv", "pyramid" and "global" for comparison; or
         one of `contourkv.allocator`'s splits with its own arguments, such as AdaKV(safeguard=0.1).
     weight : str
         What a unit of dropped mass counts as in the contour: "plain", "spread" or "distance", see
@@ -613,6 +614,7 @@ def keep_masks(
                 recent=max(press.recent, last),
                 floor=press.floor,
                 cap=press.cap,
+                spans=tuple(seen.window or 0 for seen, layer in zip(layers, split, strict=True) for _ in layer),
             ),
             press.split,
         )
