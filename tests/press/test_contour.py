@@ -646,7 +646,7 @@ class TestRefused:
             ({}, "exactly one of them, got none"),
             ({"budget": 0.5, "entries": 9}, "exactly one of them, got budget and entries"),
             ({"budget": 0.5, "weight": "heavy"}, "weight: expected one of plain"),
-            ({"budget": 0.5, "split": "even"}, "split: expected one of contour, uniform"),
+            ({"budget": 0.5, "split": "even"}, "split: expected one of contour, contour_by_span, uniform"),
             ({"budget": 0.5, "rows": 0}, "rows: expected a whole number of at least 1"),
             ({"budget": 0.5, "curve": "flat"}, "curve: expected one of peak"),
             ({"budget": 0.5, "curve": "scores", "scores": print}, "curve: scores 'print' are no masses"),
