@@ -94,6 +94,24 @@ def atomic_path(path: str | os.PathLike, size: int | None = None) -> Iterator[Pa
             temporary.unlink(missing_ok=True)
 
 
+def sweep(folder: str | os.PathLike) -> list[Path]:
+    """Remove what processes that were killed left half-written under `folder`: nothing may be writing there.
+
+    Files and folders of the temporary names that this package gives; returns them.
+    """
+    found = []
+    for place, folders, files in os.walk(folder):
+        half = [name for name in [*folders, *files] if name.startswith((".partial-", ".replaced-"))]
+        folders[:] = [name for name in folders if name not in half]
+        found += [Path(place, name) for name in half]
+    for path in found:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return found
+
+
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Write `text` as UTF-8 under `path`, whole or not at all."""
     with atomic_path(path) as temporary:

@@ -5,6 +5,7 @@ from contourkv.claim import claim
 from contourkv.clock import from_the_future
 from contourkv.errors import AGAIN
 from contourkv.logfile import WORKFLOW
+from contourkv.provenance import sweep
 
 # What jobs are told by their environment: the process that they end with, and the command that makes a file again.
 COMMAND = ["snakemake", "--cores", "2"]
@@ -51,5 +52,7 @@ onstart:
         made = {Path(file).parts[0] for job in workflow.dag.needrun_jobs() for file in job.output}
         if "resources" in made:
             CLAIMED.append(claim("resources/.claimed", "resources"))
+        for place in (f"results/{config['run']}", "resources")[: len(CLAIMED)]:
+            sweep(place)
     except ContourKVError as error:
         sys.exit(f"error: {error}")
