@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from capture.tiny_models import EAGER, WINDOW, WINDOWS, build, ids_of
+from cut_off import goes_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
@@ -332,6 +333,13 @@ def test_a_file_of_contexts_becomes_one_table(tmp_path, folder, contexts, llama,
     assert read_audit(tmp_path / "c.parquet")[1]["config"] != metadata["config"]
 
 
+def test_an_audit_that_was_cut_off_goes_on_at_its_context(tmp_path, folder, contexts):
+    def job(output, by):
+        audit_file(folder, contexts, output, SETTINGS, made_by=by)
+
+    goes_on(job, tmp_path / "audit.parquet", 2)
+
+
 def test_nothing_is_left_of_an_audit_that_fails(tmp_path, folder, contexts, monkeypatch):
     output, done, real = tmp_path / "out" / "a.parquet", [], audit.audit_context
 
@@ -344,7 +352,7 @@ def test_nothing_is_left_of_an_audit_that_fails(tmp_path, folder, contexts, monk
     monkeypatch.setattr(audit, "audit_context", fails_at_the_second)
     with pytest.raises(ContourKVError, match="stopped"):
         audit_file(folder, contexts, output, SETTINGS)
-    assert not output.exists() and not list(tmp_path.glob("out/*"))
+    assert not output.exists() and not list(tmp_path.rglob(".partial-*"))
 
 
 def test_inputs_are_checked_before_the_weights_are_read(tmp_path, folder, contexts, monkeypatch):

@@ -11,6 +11,7 @@ import torch
 from cache_models import built
 from capture.tiny_models import EAGER, SPECIAL, VOCABULARY, build, ids_of
 from conftest import random_row
+from cut_off import goes_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_instances import make_instances
@@ -470,6 +471,13 @@ def test_each_context_is_measured_under_every_variant(tmp_path, folder, contexts
     assert output.read_bytes() == first
 
 
+def test_losses_that_were_cut_off_go_on_at_their_context(tmp_path, folder, contexts):
+    def job(output, by):
+        losses_file(folder, contexts, output, FLAT, SETTINGS, made_by=by)
+
+    goes_on(job, tmp_path / "losses.parquet", 2)
+
+
 def test_a_run_that_fails_leaves_no_file(tmp_path, folder, contexts, monkeypatch):
     def fail(*args, **kwargs):
         if args[1] == ids_of(48, seed=3):
@@ -479,7 +487,7 @@ def test_a_run_that_fails_leaves_no_file(tmp_path, folder, contexts, monkeypatch
     monkeypatch.setattr(loss, "continuation_nats", fail)
     with pytest.raises(RuntimeError, match="stop"):
         losses_file(folder, contexts, tmp_path / "losses" / "tiny.parquet", FLAT, SETTINGS)
-    assert not list(tmp_path.rglob("*parquet*"))
+    assert not (tmp_path / "losses" / "tiny.parquet").exists() and not list(tmp_path.rglob(".partial-*"))
 
 
 @pytest.mark.parametrize(

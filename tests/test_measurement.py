@@ -79,11 +79,11 @@ def layer(rng, number, heads=4, kv_heads=2, length=32, head_dim=4, window=None):
     return LayerRows(number, p, v, positions, first, window, 1e-7)
 
 
-def shard(path, rng, **about):
+def shard(path, rng, index=3, **about):
     meta = {
         "model": "tiny",
         "arm": "prose",
-        "index": 3,
+        "index": index,
         "origin": {"seed": 5},
         "geometry": {"heads": 4},
         "source": {"revision": "r1"},

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from scipy.stats import mannwhitneyu, spearmanr
 from synthetic_instances import METADATA, make_certificates, make_instances
 
-from contourkv.errors import InvalidInput, InvariantBroken
+from contourkv.errors import ContourKVError, InvalidInput, InvariantBroken
 from contourkv.statistics import (
     Scope,
     auc,
@@ -423,7 +423,7 @@ def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ContourKVError, match=r"x\.parquet: could not be written \(No space left on device\)"):
         write_instances(tmp_path / "x.parquet", make_instances(), METADATA)
     assert list(tmp_path.iterdir()) == []
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,15 +37,32 @@ class Copy:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
         """Call snakemake in the copy; the copy's package is the one that is imported."""
-        return subprocess.run(
-            [sys.executable, "-m", "snakemake", *arguments],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(self.folder / "src")},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        return subprocess.run(stdout=subprocess.PIPE, text=True, **self._call(arguments))
+
+    def start(self, *arguments: str, log: Path) -> subprocess.Popen:
+        """The same without waiting for it, in a session of its own; what it says goes to `log`."""
+        with open(log, "w", encoding="utf-8") as file:
+            return subprocess.Popen(stdout=file, start_new_session=True, **self._call(arguments))
+
+    def processes(self) -> dict[int, str]:
+        """Command lines of all processes that run in the copy, by process id."""
+        found = {}
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                if place.joinpath("cwd").resolve(strict=True) == self.folder.resolve():
+                    found[int(place.name)] = place.joinpath("cmdline").read_text().replace("\0", " ")
+            except OSError:  # ended meanwhile, or a zombie, which runs no more
+                continue
+        return found
+
+    def _call(self, arguments: Sequence[str]) -> dict[str, object]:
+        return {
+            "args": [sys.executable, "-m", "snakemake", *arguments],
+            "cwd": self.folder,
+            "env": {**os.environ, "PYTHONPATH": str(self.folder / "src")},
+            "stdin": subprocess.DEVNULL,
+            "stderr": subprocess.STDOUT,
+        }
 
     def plan(self, *configs: str, more: dict | None = None) -> dict[str, int]:
         """Jobs that a run would do, by rule; `more` is merged over the config files."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +20,12 @@ from transformers import AutoConfig, PreTrainedModel
 
 from .capture.recording import Recorder, check_ids, check_positions, recording
 from .capture.rows import LayerRows
-from .contexts import read_contexts
+from .contexts import Context, read_contexts
 from .enumeration.pool import MassPool, Neighbourhood, best_in_families
 from .errors import ContourKVError, InvalidInput, InvariantBroken
 from .measurement import families_of
 from .models.geometry import AttentionGeometry, attention_geometry
-from .models.loading import load_model, read_config, read_source
+from .models.loading import load_model, prepared_files, read_config, read_source
 from .operator import Instance, dropped_mass, forced_error, spread, whole_number
 from .press.observation import window_masses
 from .progress import Progress
@@ -33,6 +33,7 @@ from .provenance import file_sha256, record
 from .selectors import deployed, max_mass
 from .statistics.columns import AUDITED
 from .statistics.instances import SLACK_ABSOLUTE, SLACK_RELATIVE, read_columns, write_columns
+from .statistics.table_parts import TableParts
 
 ROWS_AT_ONCE = 256
 """Query positions whose attention is held at a time while H2O's sums are taken."""
@@ -298,6 +299,7 @@ def audit_file(
     device: str = "cpu",
     dtype: str | None = None,
     model_name: str | None = None,
+    made_by: object = "",
 ) -> None:
     """Audit every context of a file and write the verdicts (parquet, columns `statistics.columns.AUDITED`) to `output`.
 
@@ -311,6 +313,7 @@ def audit_file(
         that none names has no `es_pool`), swap_keys
     device, dtype : as `load_model` takes them; dtype None: what the model folder says
     model_name : what results, progress and errors call the model; default the folder's name
+    made_by : digest of the code that computes this; parts of another are not used
 
     Raises
     ------
@@ -333,7 +336,7 @@ def audit_file(
             plan.check(geometry, settings["positions"], len(ids))
         except InvalidInput as error:
             raise InvalidInput(f"{contexts}: context {context.name}: {error}") from error
-    weights = {file.name: file_sha256(file) for file in sorted(folder.glob("*.safetensors"))}
+    weights = {name: found for name, found in prepared_files(folder).items() if name.endswith(".safetensors")}
     made_from = {
         "audit": dict(settings),
         "contexts": file_sha256(contexts),
@@ -342,29 +345,34 @@ def audit_file(
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
     }
     model = load_model(folder, device=device, dtype=dtype)
-    progress = Progress(len(texts) * geometry.layers, f"audit {name}", "layers")
-    frames = []
-    for context in texts:
-        frame = audit_context(
-            model,
-            context.ids,
-            settings["positions"],
-            plan.budgets,
-            methods=plan.methods,
-            families=families,
-            swap_keys=plan.swap_keys,
-            name=f"{name}, context {context.name}",
-            on_layer=lambda layer: progress.advance(),
+    with TableParts(output, {**made_from, "name": name, "made_by": made_by}, AUDITED) as parts:
+        named = [f"{context.arm}-{context.index:03d}" for context in texts]
+        before = geometry.layers * sum(map(parts.has, named))
+        progress = Progress(len(texts) * geometry.layers, f"audit {name}", "layers", before=before)
+
+        def audited(context: Context) -> pd.DataFrame:
+            frame = audit_context(
+                model,
+                context.ids,
+                settings["positions"],
+                plan.budgets,
+                methods=plan.methods,
+                families=families,
+                swap_keys=plan.swap_keys,
+                name=f"{name}, context {context.name}",
+                on_layer=lambda layer: progress.advance(),
+            )
+            return frame.assign(model=name, arm=context.arm, input=context.name)
+
+        frames = [parts.table(part, partial(audited, context)) for part, context in zip(named, texts, strict=True)]
+        progress.close()
+        meta = record(
+            made_from,
+            devices={"measurement": str(device)},
+            model={"name": name, "revision": read_source(folder).get("revision")},
+            seeds={f"contexts.{context.arm}": context.origin.get("seed") for context in texts},
         )
-        frames.append(frame.assign(model=name, arm=context.arm, input=context.name))
-    progress.close()
-    meta = record(
-        made_from,
-        devices={"measurement": str(device)},
-        model={"name": name, "revision": read_source(folder).get("revision")},
-        seeds={f"contexts.{context.arm}": context.origin.get("seed") for context in texts},
-    )
-    write_columns(output, pd.concat(frames, ignore_index=True), AUDITED, meta)
+        write_columns(output, pd.concat(frames, ignore_index=True), AUDITED, meta)
 
 
 def read_audit(path: str | os.PathLike) -> tuple[pd.DataFrame, dict]:

@@ -17,7 +17,7 @@ from .capture.shard import Shard
 from .enumeration.halves import AllKeys, best_of_all
 from .enumeration.pool import MassPool, Neighbourhood, RankedRow
 from .errors import InvariantBroken
-from .measurement import families_of, measure_sample, measured_from
+from .measurement import families_of, measure_sample, measured_from, sample_parts
 from .operator import Instance, dropped_mass
 from .statistics.columns import EXACT
 from .statistics.instances import SLACK_ABSOLUTE, SLACK_RELATIVE, write_columns
@@ -96,6 +96,7 @@ def exact_file(
     settings: Mapping,
     enumeration: Mapping,
     device: str = "cpu",
+    made_by: object = "",
 ) -> None:
     """Decide every row of one model's shards over all keys; write parquet, see `statistics.columns.EXACT`.
 
@@ -105,6 +106,7 @@ def exact_file(
     settings : the config section `exact`: s, floor, tolerance, most_work, rows, seed
     enumeration : the config section `enumeration`: families of budget s, swap_keys
     device : where the search by products is computed, see `enumeration.best_of_all`
+    made_by : digest of the code that computes this; parts of another are not used
     """
     s = settings["s"]
     one = partial(
@@ -115,8 +117,8 @@ def exact_file(
         device=device,
         **{key: settings[key] for key in ("floor", "tolerance", "most_work")},
     )
-    frame = measure_sample(shard_paths, one, f"exact s={s}", settings["rows"], settings["seed"])
-    meta = measured_from(
-        Shard(shard_paths[0]).metadata, {"exact": settings, "enumeration": enumeration}, device, exact=settings["seed"]
-    )
-    write_columns(output, frame, EXACT, meta)
+    made_with = {"exact": settings, "enumeration": enumeration}
+    with sample_parts(shard_paths, output, {**made_with, "device": str(device)}, EXACT, made_by) as parts:
+        frame = measure_sample(shard_paths, one, f"exact s={s}", settings["rows"], settings["seed"], parts=parts)
+        meta = measured_from(Shard(shard_paths[0]).metadata, made_with, device, exact=settings["seed"])
+        write_columns(output, frame, EXACT, meta)

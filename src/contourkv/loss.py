@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from .capture.rows import LayerRows
 from .contexts.storage import Context, read_contexts
 from .errors import InvalidInput
 from .models.geometry import AttentionGeometry, attention_geometry
-from .models.loading import load_model, read_config, read_source
+from .models.loading import load_model, prepared_files, read_config, read_source
 from .operator import mass_order, whole_number
 from .progress import Progress
 from .provenance import record
@@ -37,6 +38,7 @@ from .selectors.swap import descend
 from .statistics.columns import LOSSES, VARIANTS
 from .statistics.instances import write_columns
 from .statistics.ratios import FLAT, derive
+from .statistics.table_parts import TableParts
 
 RULES = ("dense", "max_mass", "balance")
 """A cell's rule by its number: every visible key, the s heaviest, or the swap rule from these (paper, section 2)."""
@@ -415,6 +417,7 @@ def losses_file(
     device: str = "cpu",
     dtype: str | None = None,
     model_name: str | None = None,
+    made_by: object = "",
 ) -> None:
     """Loss of every context of a file under each of `VARIANTS`, written as parquet with the columns `LOSSES`.
 
@@ -431,6 +434,7 @@ def losses_file(
     settings : LossSettings or its mapping
     device, dtype : as `load_model` takes them; dtype None: what the model folder says
     model_name : what the table, progress and errors call the model; default the folder's name
+    made_by : digest of the code that computes this; parts of another are not used
 
     Raises
     ------
@@ -472,30 +476,6 @@ def losses_file(
     }
     selections = {key: Selection(rules, settings.s, settings.candidates) for key, rules in variants.items()}
     model = load_model(folder, device=device, dtype=dtype)
-    progress = Progress(len(texts) * len(VARIANTS) * geometry.layers, f"loss {name}", "layers")
-    records = []
-    for context in texts:
-        start = len(context.ids) - settings.continuation
-        for variant in VARIANTS:
-            nats = continuation_nats(
-                model, context.ids, start, selections[variant], name, lambda layer: progress.advance()
-            )
-            records.append(
-                {
-                    "model": name,
-                    "arm": context.arm,
-                    "input": context.name,
-                    "variant": variant,
-                    "s": settings.s,
-                    "candidates": settings.candidates,
-                    "start": start,
-                    "tokens": nats.size,
-                    "nats": float(nats.mean()),
-                    "flat_cells": int(flat.cells.sum()),
-                    "cells": flat.cells.size,
-                }
-            )
-    progress.close()
     source = read_source(folder)
     dtype = str(model.dtype).removeprefix("torch.")
     measured = {"s": settings.s, "continuation": settings.continuation, "candidates": settings.candidates}
@@ -505,15 +485,16 @@ def losses_file(
         "cells": np.argwhere(flat.cells).tolist(),
         "inputs": list(flat.inputs),
     }
+    made_from = {
+        "loss": measured,
+        "flat_cells": found,
+        "source": source,
+        "contexts": [(context.name, context.ids) for context in texts],
+        "device": str(device),
+        "dtype": dtype,
+    }
     metadata = record(
-        {
-            "loss": measured,
-            "flat_cells": found,
-            "source": source,
-            "contexts": [(context.name, context.ids) for context in texts],
-            "device": str(device),
-            "dtype": dtype,
-        },
+        made_from,
         devices={"measurement": str(device)},
         model={"name": name, "revision": source.get("revision")},
         seeds={f"contexts.{context.arm}": context.origin.get("seed") for context in texts},
@@ -521,7 +502,40 @@ def losses_file(
         flat_cells=found,
         dtype=dtype,
     )
-    write_columns(output, pd.DataFrame.from_records(records), LOSSES, metadata)
+    per_context = len(VARIANTS) * geometry.layers
+    with TableParts(
+        output, {**made_from, "name": name, "files": prepared_files(folder), "made_by": made_by}, LOSSES
+    ) as parts:
+        named = [f"{context.arm}-{context.index:03d}" for context in texts]
+        before = per_context * sum(map(parts.has, named))
+        progress = Progress(len(texts) * per_context, f"loss {name}", "layers", before=before)
+
+        def lost(context: Context) -> pd.DataFrame:
+            start, records = len(context.ids) - settings.continuation, []
+            for variant in VARIANTS:
+                nats = continuation_nats(
+                    model, context.ids, start, selections[variant], name, lambda layer: progress.advance()
+                )
+                records.append(
+                    {
+                        "model": name,
+                        "arm": context.arm,
+                        "input": context.name,
+                        "variant": variant,
+                        "s": settings.s,
+                        "candidates": settings.candidates,
+                        "start": start,
+                        "tokens": nats.size,
+                        "nats": float(nats.mean()),
+                        "flat_cells": int(flat.cells.sum()),
+                        "cells": flat.cells.size,
+                    }
+                )
+            return pd.DataFrame.from_records(records)
+
+        frames = [parts.table(part, partial(lost, context)) for part, context in zip(named, texts, strict=True)]
+        progress.close()
+        write_columns(output, pd.concat(frames, ignore_index=True), LOSSES, metadata)
 
 
 def _check_apart(path: str | os.PathLike, texts: Sequence[Context], flat: FlatCells) -> None:

@@ -19,6 +19,7 @@ from .operator import Instance, check_budget, spectral_ratio, spread
 from .progress import Progress
 from .provenance import record
 from .statistics.instances import check_invariants, write_instances
+from .statistics.table_parts import TableParts
 
 TOGETHER = 1024
 """Rows whose exact searches are done together on a GPU."""
@@ -196,6 +197,8 @@ def measure_sample(
     label: str,
     rows: int | None = None,
     seed: int = 0,
+    *,
+    parts: TableParts | None = None,
 ) -> pd.DataFrame:
     """Records of a seeded sample of the rows of one model's shards, with the columns that name each row.
 
@@ -206,6 +209,7 @@ def measure_sample(
     label : what runs, for progress
     rows : drawn of each context, without replacement; None for all
     seed : of the draw; each context has its own
+    parts : keeps the records of each finished context
 
     Raises
     ------
@@ -216,15 +220,34 @@ def measure_sample(
     """
     shards = [Shard(path) for path in shard_paths]
     drawn = [_drawn(shard, rows, seed) for shard in shards]
-    progress = Progress(sum(map(len, drawn)), f"{label} of {shards[0].metadata['model']}", "rows")
-    records: list[dict] = []
-    for path, shard, wanted in zip(shard_paths, shards, drawn, strict=True):
+    named = [f"{shard.metadata['arm']}-{shard.metadata['index']:03d}" for shard in shards]
+    before = sum(len(rows) for name, rows in zip(named, drawn, strict=True) if parts and parts.has(name))
+    progress = Progress(sum(map(len, drawn)), f"{label} of {shards[0].metadata['model']}", "rows", before=before)
+
+    def measured(path: str | Path, shard: Shard, wanted: set[int]) -> pd.DataFrame:
         meta = shard.metadata
         name = {"model": meta["model"], "arm": meta["arm"], "input": f"{meta['arm']}/{meta['index']:03d}"}
+        records: list[dict] = []
         for where, instance in progress.over(rows_of(shard, wanted)):
             with _placed(path, where):
                 records.extend({**name, **where, **entry} for entry in one(instance))
-    return pd.DataFrame.from_records(records)
+        return pd.DataFrame.from_records(records)
+
+    frames = []
+    for part, *given in zip(named, shard_paths, shards, drawn, strict=True):
+        make = partial(measured, *given)
+        frames.append(parts.table(part, make) if parts else make())
+    # A context of which no row was measured has no columns.
+    frames = [frame for frame in frames if len(frame)]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def sample_parts(
+    shard_paths: Sequence[str | Path], output: str | Path, settings: Mapping, kinds: Mapping[str, str], made_by: object
+) -> TableParts:
+    """Keeps the finished contexts of a sample that `settings` and the code `made_by` measure on these shards."""
+    shards = [Shard(path).digest for path in shard_paths]
+    return TableParts(output, {"shards": shards, "settings": settings, "made_by": made_by}, kinds)
 
 
 def _drawn(shard: Shard, rows: int | None, seed: int) -> set[int]:

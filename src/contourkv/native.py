@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .capture.shard import Shard
 from .errors import InvalidInput, InvariantBroken
-from .measurement import measure_sample, measured_from
+from .measurement import measure_sample, measured_from, sample_parts
 from .operator import Instance, dropped_mass, forced_error, spread
 from .selectors.mass import max_mass
 from .selectors.swap import balance
@@ -59,13 +59,14 @@ def native_row(instance: Instance, budgets: Sequence[int], reference: int) -> li
     return records
 
 
-def native_file(shard_paths: Sequence[str | Path], output: str | Path, settings: Mapping) -> None:
+def native_file(shard_paths: Sequence[str | Path], output: str | Path, settings: Mapping, made_by: object = "") -> None:
     """Measure a seeded sample of one model's rows at native budgets; write parquet, see `statistics.columns.NATIVE`.
 
     Parameters
     ----------
     shard_paths : all of the model's contexts
     settings : the config section `native`: budgets, reference, rows (drawn of each context, or null for all), seed
+    made_by : digest of the code that computes this; parts of another are not used
 
     Raises
     ------
@@ -75,18 +76,20 @@ def native_file(shard_paths: Sequence[str | Path], output: str | Path, settings:
         See `native_row`.
     """
     budgets, reference = settings["budgets"], settings["reference"]
-    frame = measure_sample(
-        shard_paths,
-        lambda row: native_row(row, [s for s in budgets if s < row.size], reference),
-        "native budgets",
-        settings["rows"],
-        settings["seed"],
-    )
-    meta = Shard(shard_paths[0]).metadata
-    missing = set(budgets) - set(frame["s"] if len(frame) else ())
-    if missing:
-        raise InvalidInput(
-            f"config key native.budgets: no row of {meta['model']} sees more than {min(missing)} keys; take longer "
-            "contexts, later capture.positions or smaller budgets"
+    with sample_parts(shard_paths, output, settings, NATIVE, made_by) as parts:
+        frame = measure_sample(
+            shard_paths,
+            lambda row: native_row(row, [s for s in budgets if s < row.size], reference),
+            "native budgets",
+            settings["rows"],
+            settings["seed"],
+            parts=parts,
         )
-    write_columns(output, frame, NATIVE, measured_from(meta, {"native": settings}, native=settings["seed"]))
+        meta = Shard(shard_paths[0]).metadata
+        missing = set(budgets) - set(frame["s"] if len(frame) else ())
+        if missing:
+            raise InvalidInput(
+                f"config key native.budgets: no row of {meta['model']} sees more than {min(missing)} keys; take longer "
+                "contexts, later capture.positions or smaller budgets"
+            )
+        write_columns(output, frame, NATIVE, measured_from(meta, {"native": settings}, native=settings["seed"]))

@@ -9,7 +9,7 @@ from .capture.shard import Shard
 from .enumeration.free import best_free
 from .enumeration.pool import best_in_pool
 from .errors import InvariantBroken
-from .measurement import measure_sample, measured_from
+from .measurement import measure_sample, measured_from, sample_parts
 from .operator import Instance, forced_error
 from .selectors.hull import geometric
 from .selectors.mass import max_mass
@@ -58,19 +58,21 @@ def weigh_row(instance: Instance, pools: Mapping[int, int], limit: int, candidat
     return records
 
 
-def weigh_file(shard_paths: Sequence[str | Path], output: str | Path, settings: Mapping) -> None:
+def weigh_file(shard_paths: Sequence[str | Path], output: str | Path, settings: Mapping, made_by: object = "") -> None:
     """Weigh a seeded sample of the rows of one model's shards; write parquet, see `statistics.columns.WEIGHED`.
 
     Parameters
     ----------
     shard_paths : all of the model's contexts
     settings : the config section `weights`: pools (budget and pool each), limit, candidates, rows, seed
+    made_by : digest of the code that computes this; parts of another are not used
     """
     pools = {entry["budget"]: entry["pool"] for entry in settings["pools"]}
 
     def one(instance: Instance) -> list[dict[str, object]]:
         return weigh_row(instance, pools, settings["limit"], settings["candidates"])
 
-    frame = measure_sample(shard_paths, one, "free weights", settings["rows"], settings["seed"])
-    meta = measured_from(Shard(shard_paths[0]).metadata, {"weights": settings}, weights=settings["seed"])
-    write_columns(output, frame, WEIGHED, meta)
+    with sample_parts(shard_paths, output, settings, WEIGHED, made_by) as parts:
+        frame = measure_sample(shard_paths, one, "free weights", settings["rows"], settings["seed"], parts=parts)
+        meta = measured_from(Shard(shard_paths[0]).metadata, {"weights": settings}, weights=settings["seed"])
+        write_columns(output, frame, WEIGHED, meta)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import logging
 import math
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from cut_off import goes_on
 
 from contourkv.benchmark.choosing import ratio_of
 from contourkv.benchmark.costs import Probe, published_press, run_costs
@@ -310,6 +313,17 @@ class TestRunCosts:
             assert all(map(math.isnan, numbers)) if fails else all(map(math.isfinite, numbers))
             if storage == ENFORCED and budget == 0.001 and (KVPRESS or method == "contour") and architecture == "llama":
                 assert "not hold one entry in each" in row["cost_message"]
+
+    def test_probes_that_were_cut_off_go_on_at_their_cell(self, folders, tmp_path, monkeypatch):
+        task = task_file(tmp_path / "task.json")
+        settings = {**SETTINGS, "methods": ["full", "contour", "quest"], "budgets": [0.5]}
+        # seconds do not come again
+        monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
+        goes_on(
+            lambda output, by: run_costs(folders["llama"], task, output, settings, made_by=by),
+            tmp_path / "costs.parquet",
+            3,
+        )
 
     def test_joins_the_answers_of_its_cells(self, folders, tmp_path):
         folder, task = folders["llama"], task_file(tmp_path / "task.json")

@@ -25,7 +25,7 @@ from contourkv.benchmark.answering import answers, nats
 from contourkv.benchmark.choosing import Chooser, Chosen
 from contourkv.benchmark.methods import AGNOSTIC, ENFORCED, METHODS, PUBLISHED, QUERY_AWARE, RECTANGULAR, methods_named
 from contourkv.benchmark.reading import Reading
-from contourkv.benchmark.records import ANSWERED, write_answers
+from contourkv.benchmark.records import ANSWERED
 from contourkv.benchmark.running import Cell, Kept, cells, run_task
 from contourkv.benchmark.samples import Question, Sample, Task, write_task
 from contourkv.benchmark.scoring import score_answer
@@ -35,6 +35,7 @@ from contourkv.held import held_bytes
 from contourkv.models.loading import load_encoder, load_model
 from contourkv.models.random_source import make_model
 from contourkv.statistics.instances import read_columns
+from contourkv.statistics.table_parts import TableParts
 
 KVPRESS = importlib.util.find_spec("kvpress") is not None
 needs_kvpress = pytest.mark.skipif(not KVPRESS, reason="kvpress is not installed")
@@ -446,9 +447,10 @@ class TestResuming:
         task, settings = task_of(folder), settings_of("contour", budgets=(0.3,))
         frame, metadata = run(folder, task, output, settings)
         part = frame[frame["sample"] == 3].assign(answer="planted")
-        parts = output.with_name("answers.parquet.parts")
-        parts.mkdir()
-        write_answers(parts / "00003.parquet", part, {key: metadata[key] for key in ("contourkv", "config", "devices")})
+        made_from = {key: metadata[key] for key in ("contourkv", "config", "devices")}
+        with pytest.raises(KeyboardInterrupt), TableParts(output, made_from, ANSWERED) as parts:
+            parts.write("00003", part)
+            raise KeyboardInterrupt
         output.unlink()
         return folder, task, output, settings
 

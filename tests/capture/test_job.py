@@ -167,22 +167,41 @@ def test_bad_input_is_refused_before_the_model_is_loaded(tmp_path, folder, conte
 
 
 def test_shards_before_a_failure_are_kept(tmp_path, folder, contexts, loads, monkeypatch):
-    outputs, write = outputs_in(tmp_path), job.write_shard
+    """And used by the same code alone; a part that is damaged is made again."""
+    outputs, write, written = outputs_in(tmp_path), job.write_shard, []
+    whole = [path.with_name(f"whole-{path.name}") for path in outputs]
+    capture_contexts(folder, "contexts.json", POSITIONS, whole, made_by="code")
 
     def fail(path, *rest):
-        if path == outputs[1]:
+        if written:
             raise ContourKVError("no room")
+        written.append(path)
         write(path, *rest)
 
-    monkeypatch.setattr(job, "write_shard", fail)
-    with pytest.raises(ContourKVError, match="no room"):
-        capture_contexts(folder, "contexts.json", POSITIONS, outputs)
-    assert outputs[0].exists() and not outputs[1].exists()
-    kept = outputs[0].stat().st_mtime_ns
-    monkeypatch.setattr(job, "write_shard", write)
-    capture_contexts(folder, "contexts.json", POSITIONS, outputs)
-    assert outputs[0].stat().st_mtime_ns == kept
-    Shard(outputs[1]).verify()
+    def note(path, *rest):
+        written.append(path)
+        write(path, *rest)
+
+    def damage():
+        content = bytearray(written[0].read_bytes())
+        content[-100] ^= 1
+        written[0].write_bytes(content)
+
+    for made_by, meanwhile, again in (("code", lambda: None, 1), ("other code", lambda: None, 2), ("code", damage, 2)):
+        written.clear()
+        monkeypatch.setattr(job, "write_shard", fail)
+        with pytest.raises(ContourKVError, match="no room"):
+            capture_contexts(folder, "contexts.json", POSITIONS, outputs, made_by="code")
+        assert not outputs[0].exists() and not outputs[1].exists()
+        meanwhile()
+        written.clear()
+        monkeypatch.setattr(job, "write_shard", note)
+        capture_contexts(folder, "contexts.json", POSITIONS, outputs, made_by=made_by)
+        assert len(written) == again
+        assert [path.read_bytes() for path in outputs] == [path.read_bytes() for path in whole]
+        assert sorted(outputs[0].parent.iterdir()) == sorted([*outputs, *whole]), "a part is left"
+        for path in outputs:
+            path.unlink()
 
 
 def test_weights_that_are_not_those_prepared_are_refused(folder, tmp_path, contexts):

@@ -205,7 +205,7 @@ def damaged(tmp_path_factory) -> Path:
 def refused(path):
     with pytest.raises(InvalidInput, match=r"007|000") as error:
         Shard(path).verify()
-    assert str(path) in str(error.value) and "delete it and run the capture again" in str(error.value)
+    assert str(path) in str(error.value) and "delete it and make it again" in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -1,6 +1,5 @@
 """The whole workflow on tiny random models: what it leaves behind, the same bytes twice, and errors in a job."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -10,9 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from workflow_copy import Copy
-
-RESULTS = "results/test"
-
+from workflow_results import RESULTS, TAKEN, assert_same_results, made
 
 AGAIN = ("tiny-llama", "tiny-gemma3")
 
@@ -30,19 +27,6 @@ def again(finished, tmp_path_factory) -> Copy:
     assert done.returncode == 0, done.stdout[-5000:]
     assert len(list((copy.folder / RESULTS / "benchmarks/capture").glob("*/*.tsv"))) == len(AGAIN) * 2
     return copy
-
-
-# Seconds stand in these, which no second run repeats; all else in them is the same.
-TIMED = ("answers", "costs", "memory", "scores", "decomposition")
-TAKEN = ("costs.md", "costs.csv", "report.html")
-SECONDS = ["score_seconds", "prefill_seconds", "compress_seconds", "tokens_per_s"]
-
-
-def made(copy: Copy) -> dict[str, str]:
-    folder = copy.folder / RESULTS
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    files = [path for path in files if path.relative_to(folder).parts[0] not in ("logs", "benchmarks")]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_the_report_shows_tables_and_figures_by_the_papers_sections(finished, tmp_path):
@@ -146,21 +130,7 @@ def test_instances_hold_every_row_at_every_budget(finished):
 
 
 def test_the_same_configuration_gives_the_same_bytes_in_another_folder(finished, again):
-    first, second = made(finished), made(again)
-    assert set(first) == set(second)
-    unlike = [name for name in sorted(first) if first[name] != second[name]]
-    timed = {name for name in unlike if name.startswith(tuple(f"benchmark/{kind}" for kind in TIMED))}
-    assert sorted(set(unlike) - timed - set(TAKEN)) == []
-    for name in sorted(timed):
-        kind = name.rpartition(".")[2]
-        if kind != "md":
-            pd.testing.assert_frame_equal(timeless(finished, name), timeless(again, name))
-
-
-def timeless(copy: Copy, name: str) -> pd.DataFrame:
-    path = copy.folder / RESULTS / name
-    frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    return frame.drop(columns=[column for column in frame if column.removeprefix("baseline_") in SECONDS])
+    assert_same_results(finished, again)
 
 
 def test_a_truncated_shard_ends_its_job_with_one_line_and_leaves_no_output(again):

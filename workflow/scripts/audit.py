@@ -15,4 +15,5 @@ with logged(snakemake.log[0]):
         snakemake.params.settings,
         device=usable_device(snakemake.params.device),
         model_name=snakemake.wildcards.model,
+        made_by=[snakemake.params.code, snakemake.params.locked],
     )

@@ -18,4 +18,5 @@ with logged(snakemake.log[0]):
         device=usable_device(snakemake.params.device),
         model_name=snakemake.wildcards.model,
         about={"bounds": registered(bounds)} if bounds else None,
+        made_by=[snakemake.params.code, snakemake.params.locked],
     )

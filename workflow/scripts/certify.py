@@ -13,4 +13,5 @@ with logged(snakemake.log[0]):
         int(snakemake.wildcards.budget),
         snakemake.params.certificate,
         snakemake.params.enumeration,
+        made_by=[snakemake.params.code, snakemake.params.locked],
     )

@@ -13,4 +13,5 @@ with logged(snakemake.log[0]):
         params.settings,
         params.enumeration,
         usable_device(params.device),
+        made_by=[params.code, params.locked],
     )

@@ -19,4 +19,5 @@ with logged(snakemake.log[0]):
         params.settings,
         device=usable_device(params.device),
         model_name=model,
+        made_by=[params.code, params.locked],
     )

@@ -5,4 +5,6 @@ from contourkv.logfile import logged
 with logged(snakemake.log[0]):
     from contourkv.weights import weigh_file
 
-    weigh_file(list(snakemake.input.shards), snakemake.output[0], snakemake.params.settings)
+    params = snakemake.params
+    made_by = [params.code, params.locked]
+    weigh_file(list(snakemake.input.shards), snakemake.output[0], params.settings, made_by)

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from ..errors import InvalidInput
+from ..errors import DamagedFile, InvalidInput
 from ..statistics.bootstrap import Estimate, Scope
 from ..statistics.merging import combine
 from ..statistics.tables import ALL_MODELS
@@ -79,7 +79,7 @@ def check_answers(frame: pd.DataFrame, path: str) -> None:
     """
 
     def refuse(column: str, problem: str) -> None:
-        raise InvalidInput(f"{path}: column {column}: {problem}; delete the file and run the rule that makes it again")
+        raise DamagedFile(path, f"column {column}: {problem}")
 
     def demand(good: pd.Series | np.ndarray, column: str, expected: str) -> None:
         if not np.all(good):

@@ -23,14 +23,15 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from ..errors import InvalidInput
 from ..held import held_bytes
-from ..models.loading import load_model, read_source
+from ..models.loading import load_model, prepared_files, read_source
 from ..press.contour import ContourKVPress
 from ..press.enforced import enforce
 from ..press.quiet import quiet_kvpress
 from ..press.scores import attention_modules, hang_rotary, kvpress, untouched
 from ..progress import Progress
-from ..provenance import record
+from ..provenance import file_sha256, record
 from ..ragged.cache import CACHE_ARGUMENTS, RaggedCache
+from ..statistics.table_parts import TableParts
 from .choosing import ROWS, SCORES, Chooser, ratio_of
 from .methods import ENFORCED, RECTANGULAR, Method, methods_named
 from .quest import QuestCache
@@ -49,6 +50,7 @@ def run_costs(
     *,
     device: str = "cpu",
     model_name: str | None = None,
+    made_by: object = "",
 ) -> None:
     """Probe every query-agnostic cell on the first context of a task; write one row a cell (parquet).
 
@@ -60,49 +62,56 @@ def run_costs(
     task_path : file that `write_task` wrote; its length is the probes'
     output : parquet, see `records.COSTED`
     settings : the config section `benchmark`: methods, budgets, costs.tokens
-    device, model_name : as of `run_task`
+    device, model_name, made_by : as of `run_task`
     """
     folder, task = Path(model_folder), read_task(task_path)
     name = model_name or folder.name
     check_task(task, task_path, folder)
-    model = load_model(folder, device)
     sample = task.samples[0]
-    ids = torch.tensor([sample.ids], device=model.device)
-    tokens = settings["costs"]["tokens"]
     wanted = [
         cell for cell in cells(methods_named(settings["methods"]), settings["budgets"]) if cell.storage != RECTANGULAR
     ]
-    probe = Probe(model, ids, sample.seed, tokens)
-    rows = []
-    for cell in Progress(len(wanted), f"costs {name} at {task.length}", "cells").over(wanted):
-        row = {
-            "model": name,
-            "length": task.length,
-            "method": cell.method.name,
-            "storage": cell.storage,
-            "visibility": cell.visibility,
-            "budget": cell.budget,
-            "cost_status": "ok",
-            "cost_message": "",
-            "device": str(model.device),
-            **dict.fromkeys(
-                ("probed_bytes", "left_bytes", "peak_bytes", "prefill_seconds", "compress_seconds", "tokens_per_s"),
-                math.nan,
-            ),
-        }
-        try:
-            with quiet_kvpress():
-                row |= probe.measure(cell)
-        except Exception as error:  # its own outcome; the other methods go on
-            row |= {"cost_status": "failed", "cost_message": said(error)}
-            print(f"failed: {cell.method.name}, {cell.storage}: {row['cost_message']}", file=sys.stderr)
-        rows.append(row)
     made_with = record(
         {"settings": settings["costs"], "budgets": settings["budgets"], "task": task.provenance},
         devices={"measurement": str(device)},
     )
-    meta = {**made_with, "model": {"name": name, "revision": read_source(folder).get("revision")}}
-    write_costs(output, pd.DataFrame(rows, columns=list(COSTED)), meta)
+    made_from = [made_with, name, file_sha256(task_path), prepared_files(folder), made_by]
+    with TableParts(output, made_from, COSTED) as parts:
+        named = {"-".join(map(str, (cell.method.name, cell.storage, cell.budget))): cell for cell in wanted}
+        missing = [part for part in named if not parts.has(part)]
+        progress = Progress(len(named), f"costs {name} at {task.length}", "cells", before=len(named) - len(missing))
+        if missing:
+            model = load_model(folder, device)
+            ids = torch.tensor([sample.ids], device=model.device)
+            probe = Probe(model, ids, sample.seed, settings["costs"]["tokens"])
+            for part in progress.over(missing):
+                row = {"model": name, "length": task.length, **_probed(probe, named[part])}
+                parts.write(part, pd.DataFrame([row], columns=list(COSTED)))
+        frame = pd.concat([parts.read(part) for part in named], ignore_index=True)
+        meta = {**made_with, "model": {"name": name, "revision": read_source(folder).get("revision")}}
+        write_costs(output, frame, meta)
+
+
+def _probed(probe: Probe, cell: Cell) -> dict[str, object]:
+    row = {
+        "method": cell.method.name,
+        "storage": cell.storage,
+        "visibility": cell.visibility,
+        "budget": cell.budget,
+        "cost_status": "ok",
+        "cost_message": "",
+        "device": str(probe.model.device),
+        **dict.fromkeys(
+            ("probed_bytes", "left_bytes", "peak_bytes", "prefill_seconds", "compress_seconds", "tokens_per_s"),
+            math.nan,
+        ),
+    }
+    try:
+        with quiet_kvpress():
+            return row | probe.measure(cell)
+    except Exception as error:  # its own outcome; the other methods go on
+        print(f"failed: {cell.method.name}, {cell.storage}: {said(error)}", file=sys.stderr)
+        return row | {"cost_status": "failed", "cost_message": said(error)}
 
 
 class Probe:

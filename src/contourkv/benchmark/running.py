@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +13,19 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-from ..errors import InvalidInput, InvariantBroken
+from ..errors import DamagedFile, InvalidInput, InvariantBroken
 from ..held import Held
-from ..models.loading import load_encoder, load_model, read_config, read_source
+from ..models.loading import load_encoder, load_model, prepared_files, read_config, read_source
 from ..press.quiet import quiet_kvpress
 from ..press.scores import first_line
 from ..progress import Progress
 from ..provenance import file_sha256, record
+from ..statistics.table_parts import TableParts
 from .answering import answers, ending_tokens, most_at_once, nats
 from .choosing import Chooser, Chosen
 from .methods import AGNOSTIC, FULL, PUBLISHED, QUERY_AWARE, RECTANGULAR, Method, methods_named
 from .reading import Reading
-from .records import ANSWERED, read_columns, write_answers
+from .records import ANSWERED, write_answers
 from .samples import Question, Sample, Task, read_task
 from .scoring import score_answer
 from .storing import FullStorage, MaskedStorage, PagedStorage, RaggedStorage, RectangularStorage, Storage
@@ -99,12 +99,11 @@ def run_task(
     *,
     device: str = "cpu",
     model_name: str | None = None,
-    made_by: str = "",
+    made_by: object = "",
 ) -> None:
     """Ask every question of a task to every cell; write the answers (parquet).
 
-    Finished contexts are kept beside `output`, in a folder of its name + ".parts", until all are there: a run that was
-    killed goes on where it stopped.
+    Finished contexts are kept until all are there (`contourkv.parts`): a run that was killed goes on where it stopped.
 
     Parameters
     ----------
@@ -134,59 +133,34 @@ def run_task(
     made_with = record(
         {
             "task": file_sha256(task_path),
-            "model": {file.name: file_sha256(file) for file in sorted(folder.glob("*.safetensors"))},
+            "model": {name: found for name, found in prepared_files(folder).items() if name.endswith(".safetensors")},
             "settings": [settings[key] for key in ("methods", "query_aware", "budgets")],
             "device": device,
             "made_by": made_by,
         },
         devices={"measurement": str(device)},
     )
-    parts = _Parts(output, made_with)
-    missing = [sample for sample in task.samples if not parts.has(sample.index)]
-    finished = len(task.samples) - len(missing)
-    progress = Progress(len(task.samples), f"benchmark {name} on {task.name}", "contexts", before=finished)
-    if missing:
-        model = load_model(folder, device)
-        decode = load_encoder(folder).decode
-        with quiet_kvpress():
-            for sample in progress.over(missing):
-                parts.write(sample.index, pd.DataFrame(list(_rows(model, name, task, sample, wanted, decode))))
-    frame = pd.concat([parts.read(sample.index) for sample in task.samples], ignore_index=True)
-    failed = frame[frame["status"] == "failed"]
-    for (method, storage), rows in failed.groupby(["method", "storage"], observed=True):
-        print(f"failed: {method}, {storage}: {len(rows)} rows, first: {rows['message'].iloc[0]}", file=sys.stderr)
-    meta = {
-        **made_with,
-        "model": {"name": name, "revision": read_source(folder).get("revision")},
-        "seeds": {f"tasks.{task.name}": task.samples[0].seed},
-    }
-    write_answers(output, frame, meta)
-    parts.remove()
-
-
-class _Parts:
-    """Rows of finished contexts, each a file of its own, used only by the run that would write the same."""
-
-    def __init__(self, output: Path, made_with: Mapping) -> None:
-        self.folder, self.made_with = output.with_name(output.name + ".parts"), dict(made_with)
-
-    def _path(self, index: int) -> Path:
-        return self.folder / f"{index:05d}.parquet"
-
-    def has(self, index: int) -> bool:
-        try:
-            return read_columns(self._path(index), ANSWERED)[1] == self.made_with
-        except InvalidInput:
-            return False
-
-    def write(self, index: int, rows: pd.DataFrame) -> None:
-        write_answers(self._path(index), rows, self.made_with)
-
-    def read(self, index: int) -> pd.DataFrame:
-        return read_columns(self._path(index), ANSWERED)[0]
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder)
+    with TableParts(output, made_with, ANSWERED) as parts:
+        missing = [sample for sample in task.samples if not parts.has(f"{sample.index:05d}")]
+        finished = len(task.samples) - len(missing)
+        progress = Progress(len(task.samples), f"benchmark {name} on {task.name}", "contexts", before=finished)
+        if missing:
+            model = load_model(folder, device)
+            decode = load_encoder(folder).decode
+            with quiet_kvpress():
+                for sample in progress.over(missing):
+                    rows = pd.DataFrame(list(_rows(model, name, task, sample, wanted, decode)))
+                    parts.write(f"{sample.index:05d}", rows)
+        frame = pd.concat([parts.read(f"{sample.index:05d}") for sample in task.samples], ignore_index=True)
+        failed = frame[frame["status"] == "failed"]
+        for (method, storage), rows in failed.groupby(["method", "storage"], observed=True):
+            print(f"failed: {method}, {storage}: {len(rows)} rows, first: {rows['message'].iloc[0]}", file=sys.stderr)
+        meta = {
+            **made_with,
+            "model": {"name": name, "revision": read_source(folder).get("revision")},
+            "seeds": {f"tasks.{task.name}": task.samples[0].seed},
+        }
+        write_answers(output, frame, meta)
 
 
 def _rows(
@@ -374,10 +348,9 @@ def _weigh(storage: Storage, group: list[Kept], chooser: Chooser) -> None:
 
 def check_task(task: Task, path: str | os.PathLike, folder: Path) -> None:
     """Raise `InvalidInput` unless the task in the file `path` was made for the model in `folder`, and fits it."""
-    again = "delete it and run the rule that makes it again"
     made_for = task.provenance.get("model", folder.name)
     if made_for != folder.name:
-        raise InvalidInput(f"{path}: is in the tokens of {made_for}, the model is {folder.name}; {again}")
+        raise DamagedFile(path, f"is in the tokens of {made_for}, the model is {folder.name}")
     config = read_config(folder)
     window = config.get("max_position_embeddings") or math.inf
     known = config.get("vocab_size") or math.inf
@@ -385,9 +358,7 @@ def check_task(task: Task, path: str | os.PathLike, folder: Path) -> None:
         for question in sample.questions:
             largest = max([*sample.ids, *question.ids, *question.gold])
             if largest >= known:
-                raise InvalidInput(
-                    f"{path}: sample {sample.index} holds token {largest}, the model has {known}; {again}"
-                )
+                raise DamagedFile(path, f"sample {sample.index} holds token {largest}, the model has {known}")
             needed = len(sample.ids) + len(question.ids) + max(task.answer_tokens, len(question.gold))
             if needed > window:
                 raise InvalidInput(

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from .. import provenance
-from ..errors import InvalidInput
+from ..errors import DamagedFile, InvalidInput
 from .scoring import RULES
 
 MEASURES = ("accuracy", "nats")
@@ -120,7 +120,7 @@ def read_task(path: str | os.PathLike) -> Task:
     except FileNotFoundError:
         raise InvalidInput(f"{path}: there is no such file; make the task first") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InvalidInput(f"{path}: is truncated or not JSON ({error}); delete it and make the task again") from error
+        raise DamagedFile(path, f"is truncated or not JSON ({error})") from error
     file = _File(path)
     fields = file.fields(
         value,
@@ -172,7 +172,7 @@ class _File:
         if not holds:
             shown = "nothing" if found is ... else repr(found)
             shown = shown if len(shown) <= 60 else shown[:57] + "..."
-            raise InvalidInput(f"{self.path}: {key}: expected {wanted}, got {shown}; delete it and make the task again")
+            raise DamagedFile(self.path, f"{key}: expected {wanted}, got {shown}")
 
     def fields(self, value: object, where: str, **kinds: str) -> dict:
         """The fields of an object, each of its kind, and no others."""

@@ -13,7 +13,8 @@ from .. import provenance
 from ..contexts import Context, read_contexts
 from ..errors import InvalidInput
 from ..models.geometry import attention_geometry, check_architecture
-from ..models.loading import load_model, read_config, read_source
+from ..models.loading import load_model, prepared_files, read_config, read_source
+from ..parts import Parts
 from ..progress import Progress
 from .recording import capture_rows, check_ids, check_positions
 from .shard import Shard, write_shard
@@ -28,11 +29,13 @@ def capture_contexts(
     dtype: str | None = None,
     model_name: str | None = None,
     about: Mapping[str, object] | None = None,
+    made_by: object = "",
 ) -> None:
     """Capture each context of a file into a shard of its own; the model is loaded once.
 
     A shard that is there already, whole, and made by this version from the same model files, context,
-    positions, device and dtype is kept. Every input is checked before the weights are read.
+    positions, device and dtype is kept. Shards get their names when all are there; until then the finished ones are
+    kept as parts (`contourkv.parts`). Every input is checked before the weights are read.
 
     Parameters
     ----------
@@ -43,6 +46,7 @@ def capture_contexts(
     device, dtype : as `load_model` takes them; dtype None: what the model folder says
     model_name : what shards, progress and errors call the model; default the folder's name
     about : more to keep in each shard's metadata under `about`; another one makes another shard
+    made_by : digest of the code that captures; parts of another are not used
 
     Raises
     ------
@@ -74,13 +78,7 @@ def capture_contexts(
             check_positions(_positions(context, positions), length)
         except InvalidInput as error:
             raise InvalidInput(f"{contexts}: context {context.arm}/{context.index:03d}: {error}") from error
-    files = _file_digests(folder)
-    for file, digest in ((read_source(folder) or {}).get("files") or {}).items():
-        if files.get(file, digest) != digest:
-            raise InvalidInput(
-                f"{folder / file}: is not the file that was prepared: SHA-256 {files[file][:12]}..., expected "
-                f"{digest[:12]}...; delete {folder} and prepare the model again"
-            )
+    files = prepared_files(folder)
 
     inputs = []
     for context in texts:
@@ -101,34 +99,39 @@ def capture_contexts(
     left = [at for at, output in enumerate(outputs) if not _is_there(output, inputs[at])]
     if not left:
         return
-
-    model = load_model(folder, device=device, dtype=dtype)
-    progress = Progress(len(left) * geometry.layers, f"capture {name}", "layers")
-    for at in left:
-        context = texts[at]
-        rows = _positions(context, positions)
-        layers = capture_rows(model, context.ids, rows, name, lambda layer: progress.advance())
-        metadata = {
-            "model": name,
-            "source": read_source(folder),
-            "arm": context.arm,
-            "index": context.index,
-            "origin": context.origin,
-            "length": len(context.ids),
-            "positions": rows,
-            "device": str(device),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "geometry": asdict(geometry),
-            "max_relative_error": max(rows.max_relative_error for rows in layers),
-            "provenance": inputs[at],
-        }
-        if context.retrieval is not None:
-            metadata["retrieval"] = context.retrieval
-        if about:
-            metadata["about"] = dict(about)
-        write_shard(outputs[at], layers, metadata)
-        del layers
-    progress.close()
+    with Parts(outputs[0], [inputs, made_by]) as parts:
+        missing = [at for at in left if not _is_there(parts.path(f"{at:05d}.safetensors"), inputs[at])]
+        if missing:
+            model = load_model(folder, device=device, dtype=dtype)
+        before = (len(left) - len(missing)) * geometry.layers
+        progress = Progress(len(left) * geometry.layers, f"capture {name}", "layers", before=before)
+        for at in missing:
+            context = texts[at]
+            rows = _positions(context, positions)
+            layers = capture_rows(model, context.ids, rows, name, lambda layer: progress.advance())
+            metadata = {
+                "model": name,
+                "source": read_source(folder),
+                "arm": context.arm,
+                "index": context.index,
+                "origin": context.origin,
+                "length": len(context.ids),
+                "positions": rows,
+                "device": str(device),
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "geometry": asdict(geometry),
+                "max_relative_error": max(rows.max_relative_error for rows in layers),
+                "provenance": inputs[at],
+            }
+            if context.retrieval is not None:
+                metadata["retrieval"] = context.retrieval
+            if about:
+                metadata["about"] = dict(about)
+            write_shard(parts.path(f"{at:05d}.safetensors"), layers, metadata)
+            del layers
+        progress.close()
+        for at in left:
+            parts.give(f"{at:05d}.safetensors", outputs[at])
 
 
 def _positions(context: Context, positions: Sequence[int] | None) -> list[int]:
@@ -149,12 +152,3 @@ def _is_there(output: Path, record: dict) -> bool:
     except InvalidInput:
         return False
     return True
-
-
-def _file_digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of what decides the forward pass: config, weights, and source.json, which names the dtype."""
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise InvalidInput(f"{folder}: no *.safetensors in the model folder; prepare the model first")
-    others = [file for file in (folder / "config.json", folder / "source.json") if file.exists()]
-    return {file.name: provenance.file_sha256(file) for file in [*others, *weights]}

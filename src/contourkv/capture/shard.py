@@ -24,14 +24,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..errors import ContourKVError, InvalidInput
+from ..errors import DamagedFile, InvalidInput
 from ..provenance import atomic_path
 from .rows import LayerRows
 
@@ -64,24 +63,18 @@ def write_shard(path: str | os.PathLike, layers: Sequence[LayerRows], metadata: 
     tensors = _tensors(layers)
     header = _header(layers, metadata, tensors)
     size = 8 + len(header) + sum(shape_bytes for _, _, _, shape_bytes in _layout(tensors))
-    try:
-        with atomic_path(path) as temporary, open(temporary, "wb") as handle:
-            handle.write(len(header).to_bytes(8, "little") + header)
-            checksums = [_checksum(header)]
-            for _, array in tensors:
-                # Cropped views are made contiguous one at a time.
-                data = memoryview(np.ascontiguousarray(array)).cast("B")
-                checksums.append(_checksum(data))
-                handle.write(data)
-            handle.write(b"".join(checksums))
-            handle.flush()
-            # Some file systems report a full disk only here, and the rename must not come first.
-            os.fsync(handle.fileno())
-    except OSError as error:
-        raise ContourKVError(
-            f"{path}: the shard could not be written ({error.strerror or error}); it needs {size / 1e6:.1f} MB, "
-            f"{_free(path.parent)}; make room, or write elsewhere, and run the capture again"
-        ) from error
+    with atomic_path(path, size) as temporary, open(temporary, "wb") as handle:
+        handle.write(len(header).to_bytes(8, "little") + header)
+        checksums = [_checksum(header)]
+        for _, array in tensors:
+            # Cropped views are made contiguous one at a time.
+            data = memoryview(np.ascontiguousarray(array)).cast("B")
+            checksums.append(_checksum(data))
+            handle.write(data)
+        handle.write(b"".join(checksums))
+        handle.flush()
+        # Some file systems report a full disk only here, and the rename must not come first.
+        os.fsync(handle.fileno())
 
 
 class Shard:
@@ -110,6 +103,7 @@ class Shard:
         self.path = Path(path)
         header = self._raw_header()
         self._checksums, description = self._open(header)
+        self._header_checksum = _checksum(header)
         self.metadata: dict = description["metadata"]
         self.length: int = description["length"]
         self._layers: list[dict] = description["layers"]
@@ -150,6 +144,11 @@ class Shard:
             max_relative_error=about["max_relative_error"],
             sink=sink[0] if sink else None,
         )
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal digest of all that the shard holds, from its checksums: nothing is read for it."""
+        return _checksum(b"".join(self._checksums.values()) + self._header_checksum).hex()
 
     def verify(self) -> None:
         """Read everything once; raises InvalidInput if anything is not as it was written."""
@@ -202,7 +201,7 @@ class Shard:
         return arrays
 
     def _damaged(self, why: str) -> InvalidInput:
-        return InvalidInput(f"{self.path}: not a whole shard ({why}); delete it and run the capture again")
+        return DamagedFile(self.path, f"not a whole shard ({why})")
 
 
 def _check_layers(path: Path, layers: Sequence[LayerRows]) -> None:
@@ -276,10 +275,3 @@ def _spread(array: np.ndarray, start: int, length: int, axis: int) -> np.ndarray
 
 def _checksum(data: bytes | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).digest()
-
-
-def _free(folder: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB are free in {folder}"
-    except OSError:
-        return f"{folder} cannot be looked at"

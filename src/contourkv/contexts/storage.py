@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import provenance
-from ..errors import InvalidInput
+from ..errors import DamagedFile, InvalidInput
 
 
 @dataclass(frozen=True)
@@ -69,26 +69,25 @@ def read_contexts(path: str | os.PathLike) -> list[Context]:
         The file is missing, truncated or not of that form; the message names it and the key at fault.
     """
     path = Path(path)
-    again = "delete it and make the contexts again"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidInput(f"{path}: there is no such file; make the contexts first") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InvalidInput(f"{path}: is truncated or not JSON ({error}); {again}") from error
+        raise DamagedFile(path, f"is truncated or not JSON ({error})") from error
     if not isinstance(value, dict) or not isinstance(value.get("contexts"), list):
-        raise InvalidInput(f"{path}: expected an object with a list under the key contexts; {again}")
+        raise DamagedFile(path, "expected an object with a list under the key contexts")
     contexts = []
     for number, entry in enumerate(value["contexts"]):
         for key, kind in {"arm": str, "index": int, "ids": list, "origin": dict}.items():
             if not isinstance(entry, dict) or not isinstance(entry.get(key), kind):
-                raise InvalidInput(f"{path}: context {number} has no {key} of type {kind.__name__}; {again}")
+                raise DamagedFile(path, f"context {number} has no {key} of type {kind.__name__}")
         if not entry["ids"] or not all(type(token) is int and token >= 0 for token in entry["ids"]):
-            raise InvalidInput(f"{path}: the ids of context {number} are not token ids; {again}")
+            raise DamagedFile(path, f"the ids of context {number} are not token ids")
         named = {key: entry.get(key) for key in ("positions", "retrieval")}
         for key, among in (("positions", range(len(entry["ids"]))), ("retrieval", named["positions"] or ())):
             known = named[key] is None or (isinstance(named[key], list) and set(named[key]) <= set(among))
             if not known or (named[key] and sorted(set(named[key])) != named[key]):
-                raise InvalidInput(f"{path}: context {number}: {key} are not ascending places among its own; {again}")
+                raise DamagedFile(path, f"context {number}: {key} are not ascending places among its own")
         contexts.append(Context(**{key: entry[key] for key in ("arm", "index", "ids", "origin")}, **named))
     return contexts

@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -268,6 +268,7 @@ def certify_sample(
     instance_of: Callable[[Mapping], Instance],
     incumbent: Callable[[Instance, int], ArrayLike],
     method: str = "branch",
+    kept: Callable[[str, Callable[[], pd.DataFrame]], pd.DataFrame] = lambda name, make: make(),
 ) -> pd.DataFrame:
     """Certify a seeded sample of measured rows at one budget, stratified by model and content arm.
 
@@ -281,6 +282,7 @@ def certify_sample(
     time_limit, tolerance, method : see `certify`
     instance_of : gives the Instance of a row, a mapping with the columns above
     incumbent : gives the s keys to be beaten, of an Instance and s
+    kept : gives the outcome of a row by its name, from an earlier call that was cut off or else from what makes it
 
     Returns
     -------
@@ -305,36 +307,42 @@ def certify_sample(
 
     sample = draw_sample(instances, s, per_stratum, seed)
     progress = Progress(len(sample), f"certify s={s}", "rows")
-    records = []
-    seconds = []
-    for row in progress.over(sample.to_dict("records")):
+
+    def outcome(row: Mapping) -> pd.DataFrame:
         instance = instance_of(row)
         found = certify(instance, s, incumbent(instance, s), time_limit, tolerance, seed, method=method)
-        seconds.append(found.seconds)
-        if not found.repeatable:
+        rank = np.empty(instance.size, np.int64)
+        rank[instance.order] = np.arange(instance.size)
+        record = {
+            "es_certified": found.error,
+            "certificate": found.status,
+            "certificate_lower": found.lower_bound,
+            "certificate_proved": found.proved,
+            "certificate_mass": float(instance.p[found.kept].sum()),
+            "certificate_max_rank": int(rank[found.kept].max()),
+            "seconds": found.seconds,
+            "repeatable": found.repeatable,
+        }
+        return pd.DataFrame([record])
+
+    outcomes = []
+    for number, row in enumerate(progress.over(sample.to_dict("records"))):
+        found = kept(f"row-{number:05d}", partial(outcome, row))
+        outcomes.append(found)
+        if not found["repeatable"].iloc[0]:
             place = ", ".join(f"{key} {row[key]}" for key in KEYS)
             print(
-                f"certify: {place}: stopped by the clock after {found.seconds:.1f} s, before its work was done: "
-                "another run may find more",
+                f"certify: {place}: stopped by the clock after {found['seconds'].iloc[0]:.1f} s, before its work was "
+                "done: another run may find more",
                 file=sys.stderr,
                 flush=True,
             )
-        rank = np.empty(instance.size, np.int64)
-        rank[instance.order] = np.arange(instance.size)
-        records.append(
-            {
-                "es_certified": found.error,
-                "certificate": found.status,
-                "certificate_lower": found.lower_bound,
-                "certificate_proved": found.proved,
-                "certificate_mass": float(instance.p[found.kept].sum()),
-                "certificate_max_rank": int(rank[found.kept].max()),
-            }
-        )
-    table = pd.concat([sample, pd.DataFrame.from_records(records)], axis=1)
-    outcomes = ", ".join(f"{int((table['certificate'] == name).sum())} {name}" for name in OUTCOMES)
+    found = pd.concat(outcomes, ignore_index=True)
+    seconds = found.pop("seconds")
+    table = pd.concat([sample, found.drop(columns="repeatable")], axis=1)
+    counts = ", ".join(f"{int((table['certificate'] == name).sum())} {name}" for name in OUTCOMES)
     print(
-        f"certify s={s}: {len(table)} rows: {outcomes}; {int(table['certificate_proved'].sum())} proved; "
+        f"certify s={s}: {len(table)} rows: {counts}; {int(table['certificate_proved'].sum())} proved; "
         f"median {np.median(seconds):.3g} s, longest {max(seconds):.3g} s a row",
         file=sys.stderr,
         flush=True,

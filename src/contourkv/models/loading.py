@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..devices import checked_device
-from ..errors import InvalidInput
+from ..errors import DamagedFile, InvalidInput
+from ..provenance import file_sha256
 from .geometry import attention_geometry, check_architecture
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def load_model(
                 output_loading_info=True,
             )
     except (SafetensorError, OSError) as error:
-        raise InvalidInput(f"{folder}: the weights cannot be read ({error}); prepare the model again") from error
+        raise DamagedFile(folder / "model.safetensors", f"the weights cannot be read ({error})") from error
     for kind in ("missing_keys", "mismatched_keys"):
         if info[kind]:
             first = sorted(map(str, info[kind]))[0]
@@ -118,7 +119,7 @@ def load_encoder(folder: str | os.PathLike) -> tokenizers.Tokenizer:
     try:
         encoder = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise InvalidInput(f"{path}: is not a tokenizer ({error}); prepare the model again") from error
+        raise DamagedFile(path, f"is not a tokenizer ({error})") from error
     encoder.no_truncation()
     encoder.no_padding()
     return encoder
@@ -134,6 +135,28 @@ def read_config(folder: Path) -> dict:
 def read_source(folder: Path) -> dict:
     """source.json of a prepared folder; empty where there is none."""
     return _json(folder / "source.json") if (folder / "source.json").exists() else {}
+
+
+def prepared_files(folder: Path) -> dict[str, str]:
+    """SHA-256 of what decides the forward pass: config, weights, and source.json, which names the dtype.
+
+    Raises
+    ------
+    InvalidInput
+        There are no weights, or a file is not the one that was prepared, where source.json says what that was.
+    """
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise InvalidInput(f"{folder}: no *.safetensors in the model folder; prepare the model first")
+    others = [file for file in (folder / "config.json", folder / "source.json") if file.exists()]
+    files = {file.name: file_sha256(file) for file in [*others, *weights]}
+    for file, prepared in (read_source(folder).get("files") or {}).items():
+        if (found := files.get(file, prepared)) != prepared:
+            raise DamagedFile(
+                folder / file,
+                f"is not the file that was prepared: SHA-256 {found[:12]}..., expected {prepared[:12]}...",
+            )
+    return files
 
 
 @contextmanager
@@ -163,9 +186,9 @@ def _json(path: Path) -> dict:
     except FileNotFoundError:
         raise InvalidInput(f"{path.parent}: no {path.name} in the model folder") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InvalidInput(f"{path}: is not readable as JSON ({error})") from error
+        raise DamagedFile(path, f"is not readable as JSON ({error})") from error
     if not isinstance(value, dict):
-        raise InvalidInput(f"{path}: expected a JSON object, got {type(value).__name__}")
+        raise DamagedFile(path, f"expected a JSON object, got {type(value).__name__}")
     return value
 
 

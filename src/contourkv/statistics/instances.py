@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..errors import InvalidInput, InvariantBroken
+from ..errors import DamagedFile, InvalidInput, InvariantBroken
 from ..provenance import atomic_path
 
 SLACK_RELATIVE, SLACK_ABSOLUTE = 1e-9, 1e-12
@@ -172,7 +172,6 @@ def read_columns(path: str | os.PathLike, wanted: dict[str, str]) -> tuple[pd.Da
     """Read a parquet file of ours that must have the columns `wanted` (name -> dtype); see `read_instances`."""
     import pyarrow.parquet as pq
 
-    again = "delete it and run the rule that makes it again"
     if not Path(path).is_file():
         raise InvalidInput(f"{path}: no such file; run the rule that makes it")
     try:
@@ -181,24 +180,24 @@ def read_columns(path: str | os.PathLike, wanted: dict[str, str]) -> tuple[pd.Da
         frame = table.to_pandas(ignore_metadata=True)
     except Exception as error:  # a flipped bit makes pyarrow raise all kinds
         said = (str(error) or type(error).__name__).splitlines()[0]
-        raise InvalidInput(f"{path}: not a whole parquet file ({said}); {again}") from error
+        raise DamagedFile(path, f"not a whole parquet file ({said})") from error
     missing = [name for name in wanted if name not in table.column_names]
     if missing:
-        raise InvalidInput(f"{path}: columns missing: {', '.join(missing)}; made by another version? {again}")
+        raise DamagedFile(path, f"columns missing: {', '.join(missing)}; made by another version?")
     try:
         metadata = json.loads((table.schema.metadata or {})[METADATA_KEY])
     except (KeyError, ValueError) as error:
-        raise InvalidInput(f"{path}: no provenance under the schema key 'contourkv'; {again}") from error
+        raise DamagedFile(path, "no provenance under the schema key 'contourkv'") from error
     for name, kind in wanted.items():
         try:
             if kind != "category" and str(frame[name].dtype) != kind:
                 frame[name] = frame[name].astype(kind)
         except (TypeError, ValueError) as error:
-            raise InvalidInput(f"{path}: column {name} is not {kind} ({error}); {again}") from error
+            raise DamagedFile(path, f"column {name} is not {kind} ({error})") from error
     if "certificate" in wanted:
         strange = sorted(set(frame["certificate"].astype(str)) - set(OUTCOMES))
         if strange:
-            raise InvalidInput(f"{path}: certificate {strange[0]!r} is none of {', '.join(OUTCOMES[1:])}; {again}")
+            raise DamagedFile(path, f"certificate {strange[0]!r} is none of {', '.join(OUTCOMES[1:])}")
     return frame, metadata
 
 
