@@ -280,9 +280,9 @@ def test_a_missing_file_is_one_line_with_the_command_that_makes_it(run, tmp_path
 def test_files_that_are_not_what_their_names_say_are_named(run, tmp_path):
     results = shutil.copytree(run[0], tmp_path / "copy")
     (results / "figures/fig_kappa.png").write_text("no picture")
-    with pytest.raises(InvalidInput, match=r"fig_kappa\.png: not a png; remove it and draw it again"):
+    with pytest.raises(InvalidInput, match=r"fig_kappa\.png: not a png; delete it and make it again"):
         build_report(results, run[1])
-    (results / "paper.csv").write_text("section,claim\n2,a\n")
+    (results / "paper.csv").write_text("section,claim,provenance\n2,a,p\n")
     with pytest.raises(InvalidInput, match=r"paper\.csv: no column where, paper, .*--force summary"):
         build_report(results, run[1])
 

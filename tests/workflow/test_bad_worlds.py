@@ -171,7 +171,7 @@ def test_a_damaged_file_is_named_with_the_command_that_makes_it_again(world):
 
 
 def test_a_wheel_of_another_hash_is_named_and_fetched_again(world):
-    (wheel,) = (world.folder / "resources/wheels").glob("*.whl")
+    (wheel,) = (world.folder / "resources/wheels").glob("networkx-*.whl")
     content, reader = wheel.read_bytes(), f"{RESULTS}/contexts/tiny-llama/prose.json"
     wheel.write_bytes(flipped(content))
     done = world.run(*RUN, "--force", reader)

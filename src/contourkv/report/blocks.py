@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..errors import InvalidInput
+from ..errors import DamagedFile
 from ..statistics.tables import is_text, text_columns
 from .markup import Markup, tag
 
@@ -75,7 +75,7 @@ def figure(path: str | os.PathLike, title: str, caption: str) -> Markup:
     """
     content = Path(path).read_bytes()
     if not content.startswith(PNG) or len(content) < 24:
-        raise InvalidInput(f"{path}: not a png; remove it and draw it again")
+        raise DamagedFile(path, "not a png")
     # At 200 dots an inch, two of them a point of the page stay sharp on fine screens.
     width, height = (size // 2 for size in struct.unpack(">II", content[16:24]))
     source = "data:image/png;base64," + base64.b64encode(content).decode()

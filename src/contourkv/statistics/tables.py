@@ -8,6 +8,7 @@ Instances are pooled as they are, each counting once.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..errors import InvalidInput
+from ..errors import DamagedFile, InvalidInput
 from ..progress import Progress
 from ..provenance import VERSION, atomic_path, digest, write_text
 from .bootstrap import Estimate, Scope
@@ -147,7 +148,14 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
     if not Path(path).is_file():
         raise InvalidInput(f"{path}: no such table; run the rule `statistics`")
     text = {name: str for name in ("model", "arm", "s", "against", "note", "families", "provenance")}
-    table = pd.read_csv(path, dtype=text, encoding="utf-8")
+    content = Path(path).read_bytes()
+    try:
+        table = pd.read_csv(io.BytesIO(content), dtype=text, encoding="utf-8")
+    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise DamagedFile(path, f"not a whole table ({str(error).splitlines()[0]})") from error
+    # It is the last column of each row that is written, and a whole file ends its last line.
+    if "provenance" not in table or table["provenance"].isna().any() or not content.endswith(b"\n"):
+        raise DamagedFile(path, "not a whole table of a run (rows without provenance)")
     kept = [name for name in text if name in table]
     table[kept] = table[kept].fillna("")
     return table
