@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from contourkv.logfile import WORKFLOW
+
 PREFIX = "from contourkv.logfile import logged\nwith logged('logs/job.log'):\n    "
 
 
@@ -86,6 +88,48 @@ def test_a_job_ends_when_its_parent_is_killed(tmp_path):
     process.wait()
     _wait(lambda: not _alive(child))
     assert _visible(tmp_path) == {"job.py", "pid"}
+
+
+def test_a_job_ends_when_the_workflow_that_started_it_is_gone_whoever_its_parent_is(tmp_path):
+    """One that was killed before the job began to watch it, and one behind a shell that lives on."""
+    code = PREFIX + WRITE.replace("\n", "\n    ")
+    workflow = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    start = {"args": [sys.executable, "-c", code], "cwd": tmp_path, "env": {**os.environ, WORKFLOW: str(workflow.pid)}}
+    job = subprocess.Popen(**start)
+    _wait((tmp_path / "started").exists)
+    workflow.kill()
+    workflow.wait()
+    assert job.wait(20) == 128 + signal.SIGTERM
+    assert subprocess.run(**start, timeout=30).returncode == 128 + signal.SIGTERM
+    assert _visible(tmp_path) == set()
+
+
+def test_an_interrupted_job_ends_without_a_traceback(tmp_path):
+    code = PREFIX + WRITE.replace("\n", "\n    ")
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    _wait((tmp_path / "started").exists)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT and not said
+    assert _visible(tmp_path) == set()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_log_on_a_full_disk_is_one_line(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/job.log").symlink_to("/dev/full")
+    for body in (
+        "print('x' * 9000, flush=True)",
+        "from contourkv.errors import InvalidInput\n    raise InvalidInput('a')",
+    ):
+        done = subprocess.run([sys.executable, "-c", PREFIX + body], cwd=tmp_path, capture_output=True, text=True)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 1
+        assert line.startswith("error: logs/job.log: could not be written (No space left") or line == "error: a"
+    (tmp_path / "logs/job.log").unlink()
+    (tmp_path / "logs/job.log").mkdir()
+    done = subprocess.run([sys.executable, "-c", PREFIX + "1"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: logs/job.log: could not be written (Is a directory)")
 
 
 def _alive(pid: int) -> bool:
