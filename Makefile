@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM := false
 # the venv's own python, whatever else is on the caller's path
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo offline test test-package test-workflow test-report test-newest test-triton lint format docs \
+.PHONY: help setup demo offline test test-package test-workflow test-kill test-report test-newest test-triton lint format docs \
   chromium clean-results
 .DEFAULT_GOAL := help
 
@@ -33,6 +33,7 @@ help:
 	@echo "make demo           setup, then the default run: real small models, results in results/demo"
 	@echo "make offline        setup, then the same models with enough contexts to quote, results in results/offline"
 	@echo "make test           setup, then every test; its halves: make test-package, make test-workflow"
+	@echo "make test-kill      setup, then the whole workflow killed at twenty moments, against one left alone"
 	@echo "make test-report    setup, Chromium by apt-get if there is none, then the page of a run inside it"
 	@echo "make test-newest    the package's tests on transformers $(NEWEST) without kvpress, in a venv of their own"
 	@echo "make test-triton    the GPU kernels' tests in the interpreter of triton $(TRITON), in a venv of their own"
@@ -69,7 +70,12 @@ test-package: setup
 	$(BIN)/python -m pytest tests --ignore tests/workflow
 
 test-workflow: setup
-	$(BIN)/python -m pytest tests/workflow --ignore tests/workflow/test_report_page.py
+	$(BIN)/python -m pytest tests/workflow --ignore tests/workflow/test_report_page.py \
+	  --ignore tests/workflow/test_kill.py
+
+# The whole workflow, killed over and over; CONTOURKV_KILL_SEED=... takes other moments.
+test-kill: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/workflow/test_kill.py
 
 # Needs a browser, which no index of Python packages has; its screenshots stay in results/test-artefacts.
 test-report: setup chromium
