@@ -15,7 +15,7 @@ rule audit:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=3000,
+        mem_mb=memory(3000),
         gpu=int(config["device"] != "cpu"),
     params:
         settings={
@@ -44,7 +44,7 @@ rule audit_table:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=3000,
+        mem_mb=memory(3000),
     params:
         run=config["run"],
         statistics=config["statistics"],

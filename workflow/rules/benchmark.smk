@@ -36,7 +36,7 @@ rule make_task:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=memory(2000),
     params:
         settings=lambda wildcards: made_of(TASKS[wildcards.task]),
         text_sources=lambda wildcards: {
@@ -66,7 +66,7 @@ rule ask:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=6000,
+        mem_mb=memory(6000),
         gpu=int(config["device"] != "cpu"),
     params:
         settings={key: BENCHMARK[key] for key in ("methods", "query_aware", "budgets")},
@@ -93,7 +93,7 @@ rule probe_costs:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=6000,
+        mem_mb=memory(6000),
         gpu=int(config["device"] != "cpu"),
     params:
         settings={key: BENCHMARK[key] for key in ("methods", "budgets", "costs")},
@@ -119,7 +119,7 @@ rule merge_answers:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=memory(2000),
     params:
         code=code("merge_answers.py"),
         locked=locked("merge_answers.py"),
@@ -142,7 +142,7 @@ rule benchmark_tables:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=memory(4000),
     params:
         run=config["run"],
         labels={model: LABELS[model] for model in BENCHMARK["models"]},
@@ -172,7 +172,7 @@ for figure, tables in BENCHMARK_FIGURES.items():
         conda:
             "../../envs/contourkv.yaml"
         resources:
-            mem_mb=1000,
+            mem_mb=memory(1000),
         params:
             figure=figure,
             code=code("figure.py"),

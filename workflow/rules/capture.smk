@@ -15,7 +15,7 @@ rule capture:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=memory(4000),
         gpu=int(config["device"] != "cpu"),
     params:
         positions=config["capture"]["positions"],

@@ -14,7 +14,7 @@ rule certify:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=memory(2000),
     params:
         certificate=config["certificate"],
         enumeration=config["enumeration"],

@@ -15,7 +15,7 @@ rule make_contexts:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=1500,
+        mem_mb=memory(1500),
     params:
         text=lambda wildcards: config["text_sources"][wildcards.arm],
         hashes=lambda wildcards: hashes([config["text_sources"][wildcards.arm]["wheel"]]),

@@ -13,7 +13,7 @@ rule enumerate:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=1500,
+        mem_mb=memory(1500),
         gpu=int(config["device"] != "cpu"),
     params:
         enumeration=config["enumeration"],

@@ -59,7 +59,7 @@ rule exact:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=1500,
+        mem_mb=memory(1500),
         gpu=int(config["device"] != "cpu"),
     params:
         device=config["device"],
@@ -86,7 +86,7 @@ rule exact_table:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=memory(2000),
     params:
         run=config["run"],
         statistics=config["statistics"],

@@ -28,7 +28,7 @@ for figure, tables in FIGURES.items():
         conda:
             "../../envs/contourkv.yaml"
         resources:
-            mem_mb=1000,
+            mem_mb=memory(1000),
         params:
             figure=figure,
             code=code("figure.py"),

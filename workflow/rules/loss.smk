@@ -37,7 +37,7 @@ rule loss:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=3000,
+        mem_mb=memory(3000),
         gpu=int(config["device"] != "cpu"),
     params:
         settings={key: config["loss"][key] for key in ("s", "continuation", "candidates")},
@@ -63,7 +63,7 @@ rule loss_table:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=memory(2000),
     params:
         run=config["run"],
         statistics=config["statistics"],

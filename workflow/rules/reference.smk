@@ -33,7 +33,7 @@ rule train_reference_model:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=3000,
+        mem_mb=memory(3000),
     params:
         settings=lambda wildcards: TRAININGS[wildcards.model],
         text_sources=lambda wildcards: TRAINING_TEXTS[wildcards.model],

@@ -37,7 +37,7 @@ rule costs:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=1000,
+        mem_mb=memory(1000),
     params:
         run=config["run"],
         written=INSTANCES,
@@ -66,7 +66,7 @@ rule report_page:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=memory(2000),
     params:
         contents={
             "run": config["run"],

@@ -34,7 +34,7 @@ rule merge_instances:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=memory(4000),
     params:
         code=code("merge_instances.py"),
         locked=locked("merge_instances.py"),
@@ -57,7 +57,7 @@ rule tables:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=memory(4000),
     params:
         run=config["run"],
         statistics=config["statistics"],
@@ -89,7 +89,7 @@ rule summary:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=memory(4000),
     params:
         run=config["run"],
         statistics=config["statistics"],

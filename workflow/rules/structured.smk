@@ -31,7 +31,7 @@ rule make_structured:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=memory(2000),
     params:
         settings=lambda wildcards: STRUCTURED[wildcards.arm],
         rows={key: config["structured"][key] for key in ("retrieval", "background")},
@@ -119,7 +119,7 @@ rule structured_tables:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=3000,
+        mem_mb=memory(3000),
     params:
         run=config["run"],
         statistics=config["statistics"],

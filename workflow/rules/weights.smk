@@ -14,7 +14,7 @@ rule weights:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=1500,
+        mem_mb=memory(1500),
     params:
         settings={key: value for key, value in config["weights"].items() if key != "models"},
         code=code("weights.py"),
@@ -38,7 +38,7 @@ rule weights_table:
     conda:
         "../../envs/contourkv.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=memory(2000),
     params:
         run=config["run"],
         statistics=config["statistics"],
