@@ -12,6 +12,7 @@ NEWEST_STAMP := $(NEWEST_VENV)/.installed-$(NEWEST)
 TRITON ?= 3.7.1
 TRITON_VENV := .venv-triton
 TRITON_STAMP := $(TRITON_VENV)/.installed-$(TRITON)
+SLURM_STAMP := $(VENV)/.installed-slurm
 # The benchmark's tests that need neither kvpress nor datasets.
 NEWEST_BENCHMARK := reading choosing storing answering running records costs quest
 
@@ -24,8 +25,8 @@ export TOKENIZERS_PARALLELISM := false
 # the venv's own python, whatever else is on the caller's path
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo offline test test-package test-workflow test-kill test-report test-newest test-triton lint format docs \
-  chromium clean-results
+.PHONY: help setup demo offline test test-package test-workflow test-kill test-report test-newest test-triton \
+  test-slurm test-slurm-short lint format docs chromium slurm clean-results
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +38,8 @@ help:
 	@echo "make test-report    setup, Chromium by apt-get if there is none, then the page of a run inside it"
 	@echo "make test-newest    the package's tests on transformers $(NEWEST) without kvpress, in a venv of their own"
 	@echo "make test-triton    the GPU kernels' tests in the interpreter of triton $(TRITON), in a venv of their own"
+	@echo "make test-slurm     Slurm by apt-get if there is none, then the whole workflow through one that it starts"
+	@echo "make test-slurm-short  the same with one model and one arm, up to the tables"
 	@echo "make lint           setup, then ruff, snakefmt and snakemake --lint"
 	@echo "make format         setup, then let ruff and snakefmt rewrite the files"
 	@echo "make docs           setup, then the documentation as HTML in docs/site; a warning is an error"
@@ -106,6 +109,22 @@ $(TRITON_STAMP): pyproject.toml requirements.lock
 	$(TRITON_VENV)/bin/python -m pip install --quiet --constraint requirements.lock --editable . triton==$(TRITON) \
 	  pytest hypothesis
 	@touch $@
+
+# One node on loopback, as whoever calls; its daemons end with the tests, the packages stay.
+test-slurm: $(SLURM_STAMP) slurm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slurm --durations 5
+
+test-slurm-short: $(SLURM_STAMP) slurm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/slurm/test_profile.py --durations 5
+
+$(SLURM_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[workflow,slurm]'
+	@touch $@
+
+slurm:
+	@for name in munged slurmctld slurmd sbatch; do command -v $$name >/dev/null || missing=1; done; [ -z "$$missing" ] || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; } || { \
+	  echo "No Slurm, and apt-get cannot install it here: install slurmctld, slurmd, slurm-client and munge, or run this as root." >&2; exit 1; }
 
 lint: setup
 	$(BIN)/ruff check .

@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from contourkv.devices import checked_device, usable_device
+from contourkv import devices
+from contourkv.devices import checked_device, device_name, usable_device
 from contourkv.errors import InvalidInput
 
 
@@ -32,8 +33,21 @@ def test_without_a_gpu_a_job_runs_on_the_cpu_and_says_so(capsys, monkeypatch):
         usable_device("abacus")
 
 
+def test_results_name_which_gpu_it_is(monkeypatch):
+    monkeypatch.setattr(devices, "checked_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Abacus {torch.device(device).index or 0}")
+    assert device_name("cuda") == "cuda (Abacus 0)"
+    assert device_name(torch.device("cuda:1")) == "cuda:1 (Abacus 1)"
+    assert device_name("cpu") == device_name(torch.device("cpu")) == "cpu"
+
+
+def test_a_gpu_that_is_not_there_has_no_name():
+    with pytest.raises(InvalidInput, match=r"device: cuda:99 was asked for"):
+        device_name("cuda:99")
+
+
 def test_the_cpu_costs_no_torch():
     script = (
-        "import sys; from contourkv.devices import usable_device; usable_device('cpu'); print('torch' in sys.modules)"
+        "import sys; from contourkv.devices import *; device_name(usable_device('cpu')); print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"

@@ -442,12 +442,13 @@ def test_provenance_line_is_one_short_line():
             "contourkv": "0.1.0",
             "config": ["a", "b", "c", "d"],
             "models": [{"name": "m", "revision": "r"}],
+            "devices": {"capture": ["cuda (A)"], "measurement": ["cpu", "cuda (A)"]},
             "seeds": {"code": 3, "prose": [1, 2]},
             "statistics": {"resamples": 9, "seed": 1},
         }
     )
     assert line.startswith("contourkv 0.1.0; config ") and "(of 4 digests)" in line
-    assert line.endswith("models m@r; seeds code=3 prose=1+2; bootstrap 9 resamples, seed 1")
+    assert line.endswith("models m@r; computed on cpu, cuda (A); seeds code=3 prose=1+2; bootstrap 9 resamples, seed 1")
 
 
 def test_statistics_loads_neither_torch_nor_matplotlib():

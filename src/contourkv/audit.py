@@ -21,6 +21,7 @@ from transformers import AutoConfig, PreTrainedModel
 from .capture.recording import Recorder, check_ids, check_positions, recording
 from .capture.rows import LayerRows
 from .contexts import Context, read_contexts
+from .devices import device_name
 from .enumeration.pool import MassPool, Neighbourhood, best_in_families
 from .errors import ContourKVError, InvalidInput, InvariantBroken
 from .measurement import families_of
@@ -341,7 +342,7 @@ def audit_file(
         "audit": dict(settings),
         "contexts": file_sha256(contexts),
         "model": weights,
-        "device": str(device),
+        "device": device_name(device),
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
     }
     model = load_model(folder, device=device, dtype=dtype)
@@ -368,7 +369,7 @@ def audit_file(
         progress.close()
         meta = record(
             made_from,
-            devices={"measurement": str(device)},
+            devices={"measurement": device_name(device)},
             model={"name": name, "revision": read_source(folder).get("revision")},
             seeds={f"contexts.{context.arm}": context.origin.get("seed") for context in texts},
         )

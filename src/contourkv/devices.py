@@ -40,6 +40,21 @@ def checked_device(name: str | torch.device) -> torch.device:
     return device
 
 
+def device_name(device: str | torch.device) -> str:
+    """What results call a device: its name, and which GPU it is, as nodes of a cluster may have different ones.
+
+    Raises
+    ------
+    InvalidInput
+        There is no such CUDA device.
+    """
+    if not str(device).startswith("cuda"):  # without importing torch
+        return str(device)
+    import torch
+
+    return f"{device} ({torch.cuda.get_device_name(checked_device(device))})"
+
+
 def usable_device(name: str) -> str:
     """`name`; "cpu", and one line on stderr that says so, where it is a CUDA device and there is none.
 

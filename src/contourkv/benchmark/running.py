@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
+from ..devices import device_name
 from ..errors import DamagedFile, InvalidInput, InvariantBroken
 from ..held import Held
 from ..models.loading import load_encoder, load_model, prepared_files, read_config, read_source
@@ -138,7 +139,7 @@ def run_task(
             "device": device,
             "made_by": made_by,
         },
-        devices={"measurement": str(device)},
+        devices={"measurement": device_name(device)},
     )
     with TableParts(output, made_with, ANSWERED) as parts:
         missing = [sample for sample in task.samples if not parts.has(f"{sample.index:05d}")]

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from .. import provenance
 from ..contexts import Context, read_contexts
+from ..devices import device_name
 from ..errors import InvalidInput
 from ..models.geometry import attention_geometry, check_architecture
 from ..models.loading import load_model, prepared_files, read_config, read_source
@@ -117,7 +118,7 @@ def capture_contexts(
                 "origin": context.origin,
                 "length": len(context.ids),
                 "positions": rows,
-                "device": str(device),
+                "device": device_name(device),
                 "dtype": str(model.dtype).removeprefix("torch."),
                 "geometry": asdict(geometry),
                 "max_relative_error": max(rows.max_relative_error for rows in layers),

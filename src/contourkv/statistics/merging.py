@@ -75,12 +75,13 @@ def read_many(paths: Sequence[str | os.PathLike], wanted: dict[str, str]) -> tup
 
 
 def combine(records: Iterable[dict]) -> dict:
-    """One provenance from those of many files: distinct models, config digests, versions; seeds by name."""
+    """One provenance from those of many files: distinct models, config digests, versions; devices and seeds by name."""
     models: dict[str, dict] = {}
     configs: set[str] = set()
     versions: set[str] = set()
     seeds: dict[str, set] = {}
     bounds: set[str] = set()
+    devices: dict[str, set[str]] = {}
     for entry in records:
         bounds |= {str(entry["bounds"])} if "bounds" in entry else set()
         versions.add(str(entry.get("contourkv", entry.get("version", "unknown"))))
@@ -90,6 +91,8 @@ def combine(records: Iterable[dict]) -> dict:
         if model is not None:
             model = model if isinstance(model, dict) else {"name": str(model)}
             models[json.dumps(model, sort_keys=True)] = model
+        for part, device in (entry.get("devices") or {}).items():
+            devices.setdefault(part, set()).update([device] if device else [])
         for name, seed in (entry.get("seeds") or {}).items():
             seeds.setdefault(str(name), set()).add(seed)
     return {
@@ -101,6 +104,7 @@ def combine(records: Iterable[dict]) -> dict:
             name: values.pop() if len(values) == 1 else sorted(values, key=str)
             for name, values in sorted(seeds.items())
         },
+        **({"devices": {part: sorted(names) for part, names in sorted(devices.items())}} if devices else {}),
         **({"bounds": sorted(bounds)} if bounds else {}),
     }
 

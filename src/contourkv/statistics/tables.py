@@ -162,7 +162,7 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
 
 
 def provenance_line(metadata: dict) -> str:
-    """The provenance of a result in one line: version, config digests, models with revisions, seeds."""
+    """The provenance of a result in one line: version, config digests, models with revisions, devices, seeds."""
     configs = metadata.get("config", [])
     configs = [configs] if isinstance(configs, str) else list(configs)
     shown = "+".join(configs) if len(configs) <= 3 else f"{digest(configs)} (of {len(configs)} digests)"
@@ -175,6 +175,8 @@ def provenance_line(metadata: dict) -> str:
     parts += [f"measured with {', '.join(others)}"] if others else []
     parts += [f"config {shown}"] if shown else []
     parts += [f"models {', '.join(models)}"] if models else []
+    devices = sorted({name for names in (metadata.get("devices") or {}).values() for name in names})
+    parts += [f"computed on {', '.join(devices)}"] if devices else []
     seeds = metadata.get("seeds") or {}
     parts += ["seeds " + " ".join(f"{name}={_joined(value)}" for name, value in seeds.items())] if seeds else []
     draws = metadata.get("statistics") or {}
