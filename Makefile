@@ -12,6 +12,7 @@ NEWEST_STAMP := $(NEWEST_VENV)/.installed-$(NEWEST)
 TRITON ?= 3.7.1
 TRITON_VENV := .venv-triton
 TRITON_STAMP := $(TRITON_VENV)/.installed-$(TRITON)
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge
 SLURM_STAMP := $(VENV)/.installed-slurm
 # The benchmark's tests that need neither kvpress nor datasets.
 NEWEST_BENCHMARK := reading choosing storing answering running records costs quest
@@ -122,9 +123,10 @@ $(SLURM_STAMP): $(STAMP)
 	@touch $@
 
 slurm:
-	@for name in munged slurmctld slurmd sbatch; do command -v $$name >/dev/null || missing=1; done; [ -z "$$missing" ] || \
-	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; } || { \
-	  echo "No Slurm, and apt-get cannot install it here: install slurmctld, slurmd, slurm-client and munge, or run this as root." >&2; exit 1; }
+	@command -v munged >/dev/null && command -v slurmctld >/dev/null && command -v slurmd >/dev/null && \
+	  command -v sbatch >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES); } || { \
+	  echo "No Slurm, and apt-get cannot install it here: install $(SLURM_PACKAGES), or run this as root." >&2; exit 1; }
 
 lint: setup
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -252,6 +253,9 @@ def test_every_other_command_is_what_it_says(page):
             case ["python", "-m", "pytest", path, *rest]:
                 assert rest[::2] in ([], ["-k"])
                 assert not rest or re.search(rf"^def test_\w*{rest[1]}", (ROOT / path).read_text(), re.MULTILINE)
+            case ["python", "-m", "pip", "install", "--constraint", lock, "--editable", extra]:
+                known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+                assert (ROOT / lock).is_file() and extra.removeprefix(".[").removesuffix("]") in known
             case ["python", "-m", "pip", "download", *_, requirement]:
                 assert requirement in pinned
             case ["python", "-m", "pip", "hash", path]:

@@ -64,12 +64,12 @@ class Copy:
             "stderr": subprocess.STDOUT,
         }
 
-    def plan(self, *configs: str, more: dict | None = None) -> dict[str, int]:
+    def plan(self, *configs: str, more: dict | None = None, targets: Sequence[str] = ()) -> dict[str, int]:
         """Jobs that a run would do, by rule; `more` is merged over the config files."""
         if more is not None:
             (self.folder / "more.yaml").write_text(yaml.safe_dump(more))
             configs = (*configs, "more.yaml")
-        done = self.run("-n", *(["--configfile", *configs] if configs else []))
+        done = self.run("-n", *targets, *(["--configfile", *configs] if configs else []))
         assert done.returncode == 0, done.stdout
         table = re.search(r"^job +count\n-+ +-+\n((?:\w+ +\d+\n)+)", done.stdout, re.MULTILINE)
         if table is None:

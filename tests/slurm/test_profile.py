@@ -70,7 +70,7 @@ def test_a_failed_job_shows_the_line_that_it_shows_here_and_runs_again_with_more
         path = copy.folder / shard
         path.write_bytes(path.read_bytes()[:-100])
     before = len(jobs(slurm))
-    here, queue = ran.run("enumerate", queue=("--retries", "1", *TOGETHER))
+    here, queue = ran.run("enumerate_all", queue=("--retries", "1", *TOGETHER))
     assert here.returncode == queue.returncode == 1
     lines = {line for line in here.stdout.splitlines() if line.startswith("error: ")}
     assert len(lines) == 1 and str(shard) in lines.copy().pop()

@@ -33,10 +33,10 @@ class Pair:
 
     def run(self, *targets: str, here: tuple[str, ...] = (), queue: tuple[str, ...] = ()) -> tuple[Done, ...]:
         """Both runs, side by side."""
-        more = ("--configfile", *self.configs, *(("--until", *targets) if targets else ()))
+        more = (*targets, "--configfile", *self.configs)
         with ThreadPoolExecutor() as pool:
-            local = pool.submit(self.here.run, "--cores", "1", *here, *more)
-            queued = self.queue.run(*CLUSTER, *queue, *more)
+            local = pool.submit(self.here.run, *more, "--cores", "1", *here)
+            queued = self.queue.run(*more, *CLUSTER, *queue)
             return local.result(), queued
 
     @classmethod

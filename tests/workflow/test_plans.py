@@ -77,6 +77,21 @@ def test_the_slurm_profile_groups_every_job_and_its_groups_wait_for_each_other_i
     assert list(TopologicalSorter(waits).static_order())[-1] == "all"
 
 
+def test_all_that_needs_a_network_is_in_ready_all(fresh):
+    network = ("fetch_wheel", "prepare_model", "make_task", "make_structured")
+    network += ("make_contexts", "make_exact_contexts", "make_loss_contexts")
+    whole, ready = (fresh.plan("config/paper.yaml", targets=targets) for targets in ((), ("ready_all",)))
+    assert ready == {rule: whole[rule] for rule in network} | {"ready_all": 1}
+    scripts = {path: path.read_text() for path in (fresh.folder / "workflow/rules").glob("*.smk")}
+    asking = {
+        rule.split("(")[0].split(":")[0].strip()
+        for text in scripts.values()
+        for rule in re.split(r"^rule ", text, flags=re.MULTILINE)[1:]
+        if re.search(r"^ +(hub_lock|wheels|requirement)=", rule, re.MULTILINE)
+    }
+    assert asking - {"train_reference_model"} <= set(network) and len(asking) > 3
+
+
 def test_a_finished_run_plans_nothing(finished):
     assert finished.plan(TEST) == {}
 

@@ -6,6 +6,7 @@ from contourkv.clock import from_the_future
 from contourkv.errors import AGAIN
 from contourkv.logfile import WORKFLOW
 from contourkv.provenance import sweep
+from snakemake.iocontainers import InputFiles
 
 # What jobs are told by their environment: the process that they end with, and the command that makes a file again.
 COMMAND = ["snakemake", "--cores", "2"]
@@ -22,7 +23,7 @@ MEMORY = workflow.global_resources.get("mem_mb")
 def wanted_memory(rule):
     """MB of memory that a job of a rule may need at its first attempt; 0 where it does not say."""
     wanted = rule.resources.get("mem_mb")
-    about = {"attempt": 1, "threads": 1, "input": [], "rulename": rule.name, "async_run": workflow.async_run}
+    about = {"attempt": 1, "threads": 1, "input": InputFiles(), "rulename": rule.name, "async_run": workflow.async_run}
     wanted = wanted and wanted.evaluate(None, **about).value
     return wanted if isinstance(wanted, int) else 0
 
