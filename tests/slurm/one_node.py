@@ -99,8 +99,10 @@ def one_node(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def jobs(environment: dict[str, str]) -> list[dict[str, str]]:
-    """Every job that was ever submitted, with what it asked for, as `scontrol` shows it."""
-    lines = [line for line in asked(environment, "scontrol --oneliner show jobs").splitlines() if "JobId=" in line]
+    """Every job that was ever submitted, with what it was given, as `scontrol` shows it."""
+    lines = [
+        line for line in asked(environment, "scontrol --oneliner --details show jobs").splitlines() if "JobId=" in line
+    ]
     found = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
     return sorted(found, key=lambda job: int(job["JobId"]))
 
