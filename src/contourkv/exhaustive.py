@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from .capture.shard import Shard
+from .devices import device_name
 from .enumeration.halves import AllKeys, best_of_all
 from .enumeration.pool import MassPool, Neighbourhood, RankedRow
-from .devices import device_name
 from .errors import InvariantBroken
 from .measurement import families_of, measure_sample, measured_from, sample_parts
 from .operator import Instance, dropped_mass

@@ -100,11 +100,9 @@ def one_node(folder: Path) -> Iterator[dict[str, str]]:
 
 def jobs(environment: dict[str, str]) -> list[dict[str, str]]:
     """Every job that was ever submitted, with what it was given, as `scontrol` shows it."""
-    lines = [
-        line for line in asked(environment, "scontrol --oneliner --details show jobs").splitlines() if "JobId=" in line
-    ]
+    lines = asked(environment, "scontrol --oneliner --details show jobs").splitlines()
     found = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
-    return sorted(found, key=lambda job: int(job["JobId"]))
+    return sorted((job for job in found if "JobId" in job), key=lambda job: int(job["JobId"]))
 
 
 def asked(environment: dict[str, str], command: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from one_node import jobs, one_node
-from same_results import RESULTS, assert_same
 from two_runs import TOGETHER, Pair, succeeded
+from workflow_results import RESULTS, assert_same_results
 
 from contourkv.statistics.instances import read_instances
 
@@ -39,7 +39,7 @@ def groups(slurm) -> dict[str, dict[str, str]]:
 
 def test_one_model_through_slurm_leaves_the_bytes_that_it_leaves_here(ran):
     assert (ran.queue.folder / RESULTS / "figures/fig_kappa.png").exists()
-    assert_same(ran.here, ran.queue)
+    assert_same_results(ran.here, ran.queue)
 
 
 def test_a_group_is_given_what_its_rules_need_where_that_is(ran, slurm):
