@@ -38,6 +38,12 @@ if workflow.is_main_process:
                 ", ".join(f"{rule.name} ({wanted_memory(rule)})" for rule in larger),
                 file=sys.stderr,
             )
+    for place in (Path("results"), Path("results") / config["run"]):
+        if place.exists() and not os.access(place, os.W_OK):
+            print(
+                f"note: {place}: is read-only: nothing can be made there; make it writable, or give the run another name",
+                file=sys.stderr,
+            )
     future = from_the_future([Path("resources"), Path("results") / config["run"], Path("config")])
     if future:
         print(
