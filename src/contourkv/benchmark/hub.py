@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InvalidInput
-from ..models.hub_source import read_lock, write_lock
+from ..models.hub_source import COMMIT, read_lock, write_lock
 from ..models.loading import read_source
 from ..provenance import file_sha256, record
 from .samples import Question, Sample, Task
@@ -68,7 +68,6 @@ SETTINGS = (
     *("samples", "seed", "length", "answer_tokens"),
 )
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-COMMIT = re.compile(r"[0-9a-f]{40}")
 # What datasets raises for files that it cannot read, beside its own errors.
 UNREADABLE = (ValueError, OSError, RuntimeError, StopIteration)
 TEXTS = ("context", "question", "answer_prefix", "task")

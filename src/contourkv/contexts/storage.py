@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from .. import provenance
 from ..errors import DamagedFile, InvalidInput
+from ..plain import NotPlain, read_json
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ def read_contexts(path: str | os.PathLike) -> list[Context]:
     """
     path = Path(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except FileNotFoundError:
         raise InvalidInput(f"{path}: there is no such file; make the contexts first") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, NotPlain) as error:
         raise DamagedFile(path, f"is truncated or not JSON ({error})") from error
     if not isinstance(value, dict) or not isinstance(value.get("contexts"), list):
         raise DamagedFile(path, "expected an object with a list under the key contexts")

@@ -64,7 +64,7 @@ class AttentionGeometry:
 
 def check_architecture(model_type: str | None) -> str:
     """Return `model_type` if its attention rows can be captured; raise InvalidInput otherwise."""
-    if model_type not in _ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in _ARCHITECTURES:
         raise InvalidInput(
             f"architecture {model_type!r}: its attention rows cannot be captured; supported are {', '.join(SUPPORTED)}"
         )
@@ -85,7 +85,7 @@ def attention_geometry(config: object) -> AttentionGeometry:
     Raises
     ------
     InvalidInput
-        The architecture is not in `SUPPORTED`, a layer's attention is neither full nor sliding, the attention
+        The architecture is not in `SUPPORTED`, a size is none, a layer's attention is neither full nor sliding, the attention
         is not causal, or the query heads are not a multiple of the KV heads.
     """
 
@@ -94,6 +94,12 @@ def attention_geometry(config: object) -> AttentionGeometry:
 
     architecture = check_architecture(get("model_type"))
     softcap_key, sinks = _ARCHITECTURES[architecture]
+    needed = {"num_hidden_layers", "num_attention_heads", "max_position_embeddings"}
+    needed |= set() if get("head_dim") else {"hidden_size"}
+    for key in sorted({*needed, "num_key_value_heads", "head_dim", "hidden_size", "sliding_window"}):
+        value = get(key)
+        if (value is not None or key in needed) and (type(value) is not int or value < 1):
+            raise InvalidInput(f"{architecture}: {key}: expected a whole number of at least 1, got {value!r}")
     layers, heads = get("num_hidden_layers"), get("num_attention_heads")
     kv_heads = get("num_key_value_heads") or heads
     if heads % kv_heads:
@@ -118,6 +124,8 @@ def _windows(
 ) -> tuple[int | None, ...]:
     if layer_types is None:
         return (None,) * layers
+    if not isinstance(layer_types, list | tuple):
+        raise InvalidInput(f"{architecture}: layer_types: expected a list, got {layer_types!r}")
     if len(layer_types) != layers:
         raise InvalidInput(f"{architecture}: layer_types names {len(layer_types)} layers of {layers}")
     windows: list[int | None] = []

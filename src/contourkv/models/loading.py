@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..devices import checked_device
-from ..errors import DamagedFile, InvalidInput
+from ..errors import DamagedFile, InvalidInput, said
+from ..plain import NotPlain, read_json
 from ..provenance import file_sha256
 from .geometry import attention_geometry, check_architecture
 
 if TYPE_CHECKING:
     import tokenizers
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -73,7 +73,9 @@ def load_model(
                 output_loading_info=True,
             )
     except (SafetensorError, OSError) as error:
-        raise DamagedFile(folder / "model.safetensors", f"the weights cannot be read ({error})") from error
+        raise DamagedFile(folder / "model.safetensors", f"the weights cannot be read ({said(error)})") from error
+    except Exception as error:  # a config or weights that are not what they say make transformers raise all kinds
+        raise DamagedFile(folder / "config.json", f"the model cannot be loaded ({said(error)})") from error
     for kind in ("missing_keys", "mismatched_keys"):
         if info[kind]:
             first = sorted(map(str, info[kind]))[0]
@@ -83,6 +85,26 @@ def load_model(
             )
     attention_geometry(model.config)
     return model.to(device).eval()
+
+
+def load_config(folder: str | os.PathLike) -> PreTrainedConfig:
+    """transformers' config of a model folder whose attention can be captured; no torch, no weights.
+
+    Raises
+    ------
+    InvalidInput
+        config.json is missing or damaged, or the architecture is not supported.
+    """
+    folder = Path(folder)
+    check_architecture(read_config(folder).get("model_type"))
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises all kinds
+        raise InvalidInput(f"{folder / 'config.json'}: no config of a model ({said(error)}); restore it") from error
+    attention_geometry(config)
+    return config
 
 
 def load_tokenizer(folder: str | os.PathLike) -> PreTrainedTokenizerFast:
@@ -95,10 +117,16 @@ def load_tokenizer(folder: str | os.PathLike) -> PreTrainedTokenizerFast:
     """
     folder = Path(folder)
     for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        _json(folder / file)
+        read_object(folder / file)
+    load_encoder(folder)  # which says what is wrong with it
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises all kinds
+        raise InvalidInput(
+            f"{folder}: the tokenizer cannot be loaded ({said(error)}); prepare the model again"
+        ) from error
 
 
 def load_encoder(folder: str | os.PathLike) -> tokenizers.Tokenizer:
@@ -119,7 +147,7 @@ def load_encoder(folder: str | os.PathLike) -> tokenizers.Tokenizer:
     try:
         encoder = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise DamagedFile(path, f"is not a tokenizer ({error})") from error
+        raise DamagedFile(path, f"is not a tokenizer ({said(error)})") from error
     encoder.no_truncation()
     encoder.no_padding()
     return encoder
@@ -129,12 +157,25 @@ def read_config(folder: Path) -> dict:
     """config.json of a model folder."""
     if not folder.is_dir():
         raise InvalidInput(f"{folder}: there is no such model folder; prepare the model first")
-    return _json(folder / "config.json")
+    return read_object(folder / "config.json")
 
 
 def read_source(folder: Path) -> dict:
     """source.json of a prepared folder; empty where there is none."""
-    return _json(folder / "source.json") if (folder / "source.json").exists() else {}
+    return read_object(folder / "source.json") if (folder / "source.json").exists() else {}
+
+
+def read_object(path: Path) -> dict:
+    """The object in a JSON file of a model folder."""
+    try:
+        value = read_json(path)
+    except FileNotFoundError:
+        raise InvalidInput(f"{path.parent}: no {path.name} in the model folder") from None
+    except (OSError, NotPlain) as error:
+        raise DamagedFile(path, f"is not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise DamagedFile(path, f"expected a JSON object, got {type(value).__name__}")
+    return value
 
 
 def prepared_files(folder: Path) -> dict[str, str]:
@@ -178,18 +219,6 @@ def _check_weights(folder: Path) -> None:
         other = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(kind))
         only = f"; {other[0]} cannot be used: convert it to safetensors" if other else ""
         raise InvalidInput(f"{folder}: no *.safetensors in the model folder{only}")
-
-
-def _json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInput(f"{path.parent}: no {path.name} in the model folder") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DamagedFile(path, f"is not readable as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise DamagedFile(path, f"expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _stored_dtype(config: dict) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from .. import provenance
 from ..errors import ContourKVError, InvalidInput
 from .geometry import check_architecture
-from .loading import DTYPES, load_tokenizer
+from .loading import DTYPES, load_tokenizer, read_config
 from .tokenizer_check import check_encoder
 
 KEYS = {
@@ -96,7 +95,7 @@ def prepare_model(
             facts = make_model(spec, scratch, name)
         if source != "wheel":
             check_encoder(scratch, load_tokenizer(scratch), name)
-        config = json.loads((scratch / "config.json").read_text(encoding="utf-8"))
+        config = read_config(scratch)
         provenance.write_json(
             scratch / "source.json",
             {
