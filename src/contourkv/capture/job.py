@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-
 from .. import provenance
 from ..contexts import Context, read_contexts
 from ..devices import device_name

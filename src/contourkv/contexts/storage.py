@@ -86,7 +86,8 @@ def read_contexts(path: str | os.PathLike) -> list[Context]:
             raise DamagedFile(path, f"the ids of context {number} are not token ids")
         named = {key: entry.get(key) for key in ("positions", "retrieval")}
         for key, among in (("positions", range(len(entry["ids"]))), ("retrieval", named["positions"] or ())):
-            known = named[key] is None or (isinstance(named[key], list) and set(named[key]) <= set(among))
+            listed = isinstance(named[key], list) and all(type(place) is int for place in named[key])
+            known = named[key] is None or (listed and set(named[key]) <= set(among))
             if not known or (named[key] and sorted(set(named[key])) != named[key]):
                 raise DamagedFile(path, f"context {number}: {key} are not ascending places among its own")
         contexts.append(Context(**{key: entry[key] for key in ("arm", "index", "ids", "origin")}, **named))

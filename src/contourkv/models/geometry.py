@@ -18,6 +18,13 @@ _ARCHITECTURES: dict[str, tuple[str | None, bool]] = {
     "qwen2": (None, False),
     "qwen3": (None, False),
 }
+# Largest values that any model could mean.
+SIZES = {
+    "num_hidden_layers": 4096,
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 1 << 16),
+    **dict.fromkeys(("hidden_size", "intermediate_size"), 1 << 20),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "sliding_window"), 1 << 31),
+}
 SUPPORTED = tuple(sorted(_ARCHITECTURES))
 
 
@@ -62,6 +69,14 @@ class AttentionGeometry:
         return self.softcap is not None or self.sinks
 
 
+def check_sizes(config: Mapping) -> None:
+    """Raise InvalidInput unless the sizes that `config` names are sizes, before anything is made by them."""
+    for key, most in SIZES.items():
+        value = config.get(key, 1)
+        if type(value) is not int or not 1 <= value <= most:
+            raise InvalidInput(f"{key}: expected a whole number from 1 to {most}, got {value!r}")
+
+
 def check_architecture(model_type: str | None) -> str:
     """Return `model_type` if its attention rows can be captured; raise InvalidInput otherwise."""
     if not isinstance(model_type, str) or model_type not in _ARCHITECTURES:
@@ -85,8 +100,8 @@ def attention_geometry(config: object) -> AttentionGeometry:
     Raises
     ------
     InvalidInput
-        The architecture is not in `SUPPORTED`, a size is none, a layer's attention is neither full nor sliding, the attention
-        is not causal, or the query heads are not a multiple of the KV heads.
+        The architecture is not in `SUPPORTED`, a size is none, a layer's attention is neither full nor sliding, the
+        attention is not causal, or the query heads are not a multiple of the KV heads.
     """
 
     def get(key: str) -> object:
@@ -94,12 +109,12 @@ def attention_geometry(config: object) -> AttentionGeometry:
 
     architecture = check_architecture(get("model_type"))
     softcap_key, sinks = _ARCHITECTURES[architecture]
-    needed = {"num_hidden_layers", "num_attention_heads", "max_position_embeddings"}
-    needed |= set() if get("head_dim") else {"hidden_size"}
-    for key in sorted({*needed, "num_key_value_heads", "head_dim", "hidden_size", "sliding_window"}):
-        value = get(key)
-        if (value is not None or key in needed) and (type(value) is not int or value < 1):
-            raise InvalidInput(f"{architecture}: {key}: expected a whole number of at least 1, got {value!r}")
+    check_sizes({key: get(key) for key in SIZES if get(key) is not None})
+    for key in ("num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+        if get(key) is None:
+            raise InvalidInput(f"{architecture}: {key}: missing")
+    if get("head_dim") is None and get("hidden_size") is None:
+        raise InvalidInput(f"{architecture}: hidden_size: missing, and head_dim too")
     layers, heads = get("num_hidden_layers"), get("num_attention_heads")
     kv_heads = get("num_key_value_heads") or heads
     if heads % kv_heads:

@@ -12,7 +12,7 @@ from ..devices import checked_device
 from ..errors import DamagedFile, InvalidInput, said
 from ..plain import NotPlain, read_json
 from ..provenance import file_sha256
-from .geometry import attention_geometry, check_architecture
+from .geometry import attention_geometry, check_architecture, check_sizes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -49,7 +49,7 @@ def load_model(
     folder = Path(folder)
     config = read_config(folder)
     _check_weights(folder)
-    check_architecture(config.get("model_type"))
+    _check_sizes(folder)
     dtype = dtype if dtype is not None else read_source(folder).get("dtype") or _stored_dtype(config)
 
     import torch
@@ -96,14 +96,18 @@ def load_config(folder: str | os.PathLike) -> PreTrainedConfig:
         config.json is missing or damaged, or the architecture is not supported.
     """
     folder = Path(folder)
-    check_architecture(read_config(folder).get("model_type"))
-    from transformers import AutoConfig
-
+    path, described = folder / "config.json", read_config(folder)
     try:
+        check_architecture(described.get("model_type"))
+        check_sizes({key: value for key, value in described.items() if value is not None})
+        from transformers import AutoConfig
+
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        attention_geometry(config)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from error
     except Exception as error:  # transformers raises all kinds
-        raise InvalidInput(f"{folder / 'config.json'}: no config of a model ({said(error)}); restore it") from error
-    attention_geometry(config)
+        raise InvalidInput(f"{path}: no config of a model ({said(error)}); restore it") from error
     return config
 
 
@@ -219,6 +223,20 @@ def _check_weights(folder: Path) -> None:
         other = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(kind))
         only = f"; {other[0]} cannot be used: convert it to safetensors" if other else ""
         raise InvalidInput(f"{folder}: no *.safetensors in the model folder{only}")
+
+
+def _check_sizes(folder: Path) -> None:
+    """Stop before a model is built whose sizes its weights cannot fill: building takes what config.json says."""
+    config = load_config(folder)
+    geometry = attention_geometry(config)
+    hidden, rows = config.hidden_size, geometry.layers * geometry.heads * geometry.head_dim
+    least = hidden * (rows + config.vocab_size + geometry.layers * config.intermediate_size)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if least > size:
+        raise InvalidInput(
+            f"{folder / 'config.json'}: its sizes take {least} weights or more, the *.safetensors have {size} bytes; "
+            "they are not of this model: prepare it again"
+        )
 
 
 def _stored_dtype(config: dict) -> str:

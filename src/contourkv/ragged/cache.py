@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from ..errors import ContourKVError, InvalidInput
+from ..errors import ContourKVError, InvalidInput, said
 from ..operator import whole_number
 from ..provenance import VERSION, atomic_path
 from .layer import RaggedLayer
@@ -310,7 +310,7 @@ class RaggedCache(Cache):
         except (SafetensorError, json.JSONDecodeError, KeyError, TypeError, ValueError, OSError) as error:
             if isinstance(error, ContourKVError):
                 raise
-            raise InvalidInput(f"{path}: damaged, or not a saved RaggedCache ({error}); save it again") from None
+            raise InvalidInput(f"{path}: damaged, or not a saved RaggedCache ({said(error)}); save it again") from None
         if len({layer.length for layer in cache.layers}) != 1:
             raise InvalidInput(f"{path}: damaged: its layers disagree about the tokens seen; save it again")
         return cache

