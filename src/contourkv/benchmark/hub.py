@@ -70,7 +70,7 @@ SETTINGS = (
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 FORMATS = ("parquet", "json", "csv")
 # What datasets raises for files that it cannot read, beside its own errors.
-UNREADABLE = (ValueError, OSError, RuntimeError, StopIteration)
+UNREADABLE = (ValueError, OSError, RuntimeError, StopIteration, ImportError)
 TEXTS = ("context", "question", "answer_prefix", "task")
 
 
