@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
@@ -56,6 +57,13 @@ def choose(names: Iterable[str], where: str) -> tuple[list[str], list[str]]:
         raise InvalidInput(f"{where}: no {SINGLE} (or {INDEX} and its shards){only}")
     side = [name for name in names if any(fnmatch(name, pattern) for pattern in (*REQUIRED, *OPTIONAL))]
     return side, weights
+
+
+def files_of(folder: str | os.PathLike) -> list[str]:
+    """Paths of the files in a model folder that `copy_model` may read, sorted; none where there is no folder."""
+    wanted = (*REQUIRED, *OPTIONAL, INDEX, "*.safetensors")
+    files = [path for path in Path(folder).glob("*") if path.is_file()]
+    return sorted(str(path) for path in files if any(fnmatch(path.name, pattern) for pattern in wanted))
 
 
 def copy_model(source: Path, folder: Path) -> dict:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import ContourKVError, InvalidInput
-from ..plain import NotPlain, read_yaml
+from ..plain import NotPlain, read_json, read_yaml
 from ..progress import Progress
-from ..provenance import write_text
+from ..provenance import write_json, write_text
 from .folder_source import INDEX, SINGLE, check_geometry, choose, join_shards, read_header, shards_of
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -134,6 +134,42 @@ def write_lock(lock: Path, repo: str, revision: str, commit: str) -> None:
         write_text(lock, LOCK_HEADER + yaml.safe_dump(known, sort_keys=True))
     finally:
         os.close(folder)
+
+
+def planned_commit(lock: Path, repo: str, revision: str, note: Path) -> str:
+    """What a rule is told of the commit that it will read: another text than at its last run exactly if it is to run.
+
+    The lock alone cannot tell, as the first run writes it: a result that is at the lock's commit is told what it was
+    told when it was made.
+
+    Parameters
+    ----------
+    lock : Path
+        Lock file.
+    repo, revision : str
+    note : Path
+        What `write_note` left beside the result.
+    """
+    locked = read_lock(lock).get(repo, {}).get(revision) or (revision if COMMIT.fullmatch(revision) else None)
+    made, told = _read_note(note)
+    if made is None:
+        return locked or revision
+    if made == locked:
+        return told
+    return f"{locked or revision}, no longer {made}"
+
+
+def write_note(note: Path, commit: str, told: str) -> None:
+    """Leave beside a result its commit and what its rule was told; see `planned_commit`."""
+    write_json(note, {"commit": commit, "told": told})
+
+
+def _read_note(note: Path) -> tuple[str | None, str]:
+    try:
+        value = read_json(note)
+        return str(value["commit"]), str(value["told"])
+    except (OSError, NotPlain, KeyError, TypeError):
+        return None, ""
 
 
 def _link(cached: Path, target: Path) -> None:

@@ -32,6 +32,7 @@ def prepare_model(
     folder: str | os.PathLike,
     lock: str | os.PathLike,
     hashes: Mapping[str, str] | None = None,
+    told: str | None = None,
 ) -> None:
     """Make a model ready, once: whatever it comes as, afterwards it loads in seconds from `folder`.
 
@@ -50,6 +51,8 @@ def prepare_model(
         Lock file of hub revisions, for source hub.
     hashes : mapping, optional
         Requirement -> SHA-256; where given, wheels are checked again before they are read.
+    told : str, optional
+        For source hub, what `planned_commit` said: it is noted in hub.json, outside of what source.json names.
 
     Raises
     ------
@@ -111,6 +114,10 @@ def prepare_model(
                 "provenance": provenance.record({"model": name, **spec}, revision=facts["revision"]),
             },
         )
+        if source == "hub" and told is not None:
+            from .hub_source import write_note
+
+            write_note(scratch / "hub.json", facts["revision"], told)
 
 
 def _check_spec(name: str, spec: Mapping) -> tuple[str, str, str]:

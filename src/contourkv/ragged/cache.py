@@ -25,6 +25,7 @@ from transformers.cache_utils import Cache
 
 from ..errors import ContourKVError, InvalidInput, said
 from ..operator import whole_number
+from ..plain import parse_json
 from ..provenance import VERSION, atomic_path
 from .layer import RaggedLayer
 
@@ -285,7 +286,7 @@ class RaggedCache(Cache):
                 raise InvalidInput(f"device: {each!r} cannot be used here")
         try:
             with safe_open(Path(path), framework="pt") as file:
-                described = json.loads((file.metadata() or {}).get("cache", "{}"))
+                described = parse_json((file.metadata() or {}).get("cache", "{}"))
                 if described.get("format") != FORMAT:
                     raise InvalidInput(f"{path}: not a saved RaggedCache of this version (expected {FORMAT!r})")
                 if (described["model_type"], described["windows"]) != (cache.model_type, cache.windows):
