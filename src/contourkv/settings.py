@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from math import comb
+from pathlib import Path
 
 from .errors import InvalidInput
 from .plain import MOST_YAML_VALUES, NotPlain, check_nesting, read_json, read_yaml

@@ -134,7 +134,7 @@ def of_model(pattern):
 
 
 def code(script):
-    """Digest of the package modules behind a script, so that an edit reruns what depends on it."""
+    """Digest of a script and the package modules behind it, so that an edit reruns what depends on it."""
     return code_digest(ROOT / "workflow/scripts" / script, PACKAGE)
 
 
