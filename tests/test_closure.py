@@ -1,5 +1,6 @@
 """The closure holds what a script's import runs, and its digest moves with that content and nothing else."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,15 @@ def test_digest_moves_with_the_closure_alone_and_comes_back(package, which, comm
     assert (code_digest(script, folder) == first) == (which == "other")
     package("from pkg import a", **before)
     assert code_digest(script, folder) == first
+
+
+def test_digest_moves_with_the_script_and_not_with_its_time_stamp(package):
+    script, folder = package("from pkg import a", a="x = 1")
+    first = code_digest(script, folder)
+    os.utime(script, (1, 1))
+    assert code_digest(script, folder) == first
+    script.write_text("from pkg import a  # another")
+    assert code_digest(script, folder) != first
 
 
 def test_digest_is_the_same_in_another_folder(package, tmp_path):

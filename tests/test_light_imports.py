@@ -21,7 +21,10 @@ def test_the_package_alone_loads_nothing_heavy():
 
 @pytest.mark.parametrize(
     "module",
-    "closure settings provenance errors progress logfile machine claim clock parts".split(),
+    [
+        *"closure settings provenance errors progress logfile machine claim clock parts plain".split(),
+        *("models.folder_source", "models.hub_source"),
+    ],
 )
 def test_what_the_workflow_itself_imports_is_light(module):
     assert not loaded(f"import contourkv.{module}") & HEAVY

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .capture.recording import Recorder, check_ids, check_positions, recording
 from .capture.rows import LayerRows
@@ -26,7 +26,7 @@ from .enumeration.pool import MassPool, Neighbourhood, best_in_families
 from .errors import ContourKVError, InvalidInput, InvariantBroken
 from .measurement import families_of
 from .models.geometry import AttentionGeometry, attention_geometry
-from .models.loading import load_model, prepared_files, read_config, read_source
+from .models.loading import load_config, load_model, prepared_files, read_source
 from .operator import Instance, dropped_mass, forced_error, spread, whole_number
 from .press.observation import window_masses
 from .progress import Progress
@@ -323,8 +323,7 @@ def audit_file(
     """
     folder = Path(model_folder)
     name = model_name or folder.name
-    read_config(folder)  # which says what is wrong with the folder
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = load_config(folder)
     geometry = attention_geometry(config)
     named = {entry["budget"] for entry in settings["families"]}
     enumerated = {"budgets": [s for s in settings["budgets"] if s in named], "families": settings["families"]}

@@ -1,7 +1,7 @@
 """What a workflow script depends on: the contourkv modules it imports, and the pinned packages those import.
 
-Snakemake sees an edited script, not an edited module behind it. So each rule carries the digest of its
-script's import closure as a parameter: an edit in `figures.py` plans the figures again and nothing else, and
+Snakemake sees the time stamp of a script, and nothing of the modules behind it. So each rule carries the digest of its
+script and of its import closure as a parameter: an edit in `figures.py` plans the figures again and nothing else, and
 taking the edit back plans nothing. Modules are parsed, never imported.
 """
 
@@ -90,11 +90,11 @@ def closure(script: Path, package: Path) -> Closure:
 
 
 def code_digest(script: Path, package: Path) -> str:
-    """First 12 hex digits of the SHA-256 over names and bytes of the modules behind `script`.
+    """First 12 hex digits of the SHA-256 over the bytes of `script`, and names and bytes of the modules behind it.
 
-    The script itself is left out: Snakemake compares its time stamp.
+    Snakemake would compare the script's time stamp, which a checkout or a copy moves.
     """
-    total = hashlib.sha256()
+    total = hashlib.sha256(_source(script))
     for name, file in closure(script, package).modules.items():
         total.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     return total.hexdigest()[:12]

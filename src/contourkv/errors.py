@@ -31,3 +31,8 @@ class DamagedFile(InvalidInput):
 
 class InvariantBroken(ContourKVError):
     """A relation that holds for every instance (Lemma 2.1, kappa >= 1, ...) does not hold: the run stops."""
+
+
+def said(error: BaseException | str, most: int = 200) -> str:
+    """What another library said, as a part of one line: its class where it said nothing."""
+    return " ".join(str(error).split())[:most] or type(error).__name__

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .capture.recording import OVER_EAGER, OVER_SDPA, Recorder, check_ids, recording
 from .capture.rows import LayerRows
@@ -31,7 +31,7 @@ from .contexts.storage import Context, read_contexts
 from .devices import device_name
 from .errors import InvalidInput
 from .models.geometry import AttentionGeometry, attention_geometry
-from .models.loading import load_model, prepared_files, read_config, read_source
+from .models.loading import load_config, load_model, prepared_files, read_source
 from .operator import mass_order, whole_number
 from .progress import Progress
 from .provenance import record
@@ -448,8 +448,7 @@ def losses_file(
     settings = settings if isinstance(settings, LossSettings) else LossSettings.of(settings)
     folder = Path(model_folder)
     name = model_name or folder.name
-    read_config(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = load_config(folder)
     geometry = attention_geometry(config)
     cells = (geometry.layers, geometry.heads)
     if (flat.model, flat.cells.shape) != (name, cells):

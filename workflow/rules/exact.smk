@@ -14,9 +14,11 @@ use rule make_contexts as make_exact_contexts with:
     params:
         text=lambda wildcards: config["text_sources"][wildcards.arm],
         hashes=lambda wildcards: hashes([config["text_sources"][wildcards.arm]["wheel"]]),
-        length=config["exact"]["length"],
-        contexts=config["exact"]["contexts"],
-        seed=lambda wildcards: config["contexts"]["seeds"][wildcards.arm],
+        windows=lambda wildcards: {
+            "length": config["exact"]["length"],
+            "count": config["exact"]["contexts"],
+            "seed": config["contexts"]["seeds"][wildcards.arm],
+        },
         code=code("make_contexts.py"),
         locked=locked("make_contexts.py"),
     message:

@@ -13,10 +13,12 @@ use rule make_contexts as make_loss_contexts with:
     params:
         text=lambda wildcards: config["text_sources"][wildcards.arm],
         hashes=lambda wildcards: hashes([config["text_sources"][wildcards.arm]["wheel"]]),
-        length=config["contexts"]["length"],
-        contexts=config["loss"]["contexts"],
-        first=config["contexts"]["per_arm"],
-        seed=lambda wildcards: config["contexts"]["seeds"][wildcards.arm],
+        windows=lambda wildcards: {
+            "length": config["contexts"]["length"],
+            "count": config["loss"]["contexts"],
+            "first": config["contexts"]["per_arm"],
+            "seed": config["contexts"]["seeds"][wildcards.arm],
+        },
         code=code("make_contexts.py"),
         locked=locked("make_contexts.py"),
     message:

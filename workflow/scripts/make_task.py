@@ -16,4 +16,5 @@ with logged(snakemake.log[0]):
         params.hashes,
         Path(params.hub_lock),
         snakemake.output[0],
+        params.commit,
     )

@@ -14,4 +14,5 @@ with logged(snakemake.log[0]):
         folder=Path(snakemake.output[0]).parent,
         lock=Path(snakemake.params.hub_lock),
         hashes=snakemake.params.hashes,
+        told=snakemake.params.commit,
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from ..errors import InvalidInput
+from ..models.hub_source import planned_commit, write_note
 from .hub import check_hub_settings, read_hub_task
 from .methods import METHODS, methods_named
 from .samples import write_task
@@ -85,6 +87,26 @@ def task_wheels(settings: Mapping, text_sources: Mapping) -> list[str]:
     return [] if settings["task"] == HUB else wheels_of(settings, text_sources)
 
 
+def task_rows(settings: Mapping) -> list[str]:
+    """Files of the folder that an entry of `benchmark.tasks` reads rows from; none where it reads no folder."""
+    folder = Path(settings.get("path", ""))
+    if settings["task"] != HUB or not folder.is_dir():
+        return []
+    return sorted(str(path) for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+
+
+def planned_rows(settings: Mapping, lock: str | os.PathLike, output: str | os.PathLike) -> str | None:
+    """What `make_task_file` is told: see `planned_commit`; None where no hub repository is read."""
+    if settings["task"] != HUB or Path(settings["path"]).is_dir():
+        return None
+    repo, revision = f"datasets/{settings['path']}", settings.get("revision", "main")
+    return planned_commit(Path(lock), repo, revision, _note_of(output))
+
+
+def _note_of(output: str | os.PathLike) -> Path:
+    return Path(output).with_suffix(".hub")
+
+
 def make_task_file(
     model_folder: str | os.PathLike,
     settings: Mapping,
@@ -93,13 +115,17 @@ def make_task_file(
     hashes: Mapping[str, str],
     lock: str | os.PathLike,
     output: str | os.PathLike,
+    told: str | None = None,
 ) -> None:
     """Make a task of the configuration in one model's tokens, or read it from the hub; write it (JSON).
 
-    Parameters as of `tasks.make_task` and `hub.read_hub_task`.
+    Parameters as of `tasks.make_task` and `hub.read_hub_task`; `told` is what `planned_rows` said, which is noted
+    beside the task.
     """
     if settings["task"] == HUB:
         task = read_hub_task(settings, model_folder, lock)
+        if told is not None:
+            write_note(_note_of(output), task.provenance["data"]["revision"], told)
     else:
         task = make_task(model_folder, settings, text_sources, wheels, hashes)
     write_task(output, task)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InvalidInput
-from ..models.hub_source import read_lock, write_lock
+from ..models.hub_source import COMMIT, read_lock, write_lock
 from ..models.loading import read_source
 from ..provenance import file_sha256, record
 from .samples import Question, Sample, Task
@@ -68,9 +68,9 @@ SETTINGS = (
     *("samples", "seed", "length", "answer_tokens"),
 )
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-COMMIT = re.compile(r"[0-9a-f]{40}")
+FORMATS = ("parquet", "json", "csv")
 # What datasets raises for files that it cannot read, beside its own errors.
-UNREADABLE = (ValueError, OSError, RuntimeError, StopIteration)
+UNREADABLE = (ValueError, OSError, RuntimeError, StopIteration, ImportError)
 TEXTS = ("context", "question", "answer_prefix", "task")
 
 
@@ -259,14 +259,23 @@ def _read(wanted: _Wanted, lock: Path | None) -> tuple[datasets.Dataset, dict]:
         where = {"data_dir": wanted.config}
     if not wanted.local:
         where["revision"] = commit or wanted.revision
+    # in full, as a folder named after one of datasets' own readers is taken for that reader
+    place = str(Path(wanted.path).resolve()) if wanted.local else wanted.path
     try:
-        builder = datasets.load_dataset_builder(wanted.path, **where)
+        builder = datasets.load_dataset_builder(place, **where)
         if builder.name == "csv":
             # digits and empty cells stay the texts that they are
             texts = dict.fromkeys((*TEXTS, "answer", "answers", "all_classes"), str)
-            builder = datasets.load_dataset_builder(wanted.path, **where, converters=texts)
+            builder = datasets.load_dataset_builder(place, **where, converters=texts)
+        # "cache" gives rows that were checked when they were prepared
+        if wanted.local or builder.name != "cache":
+            _check_files(
+                builder, wanted, f"{place}/" if wanted.local else f"hf://datasets/{wanted.path}@{builder.hash}/"
+            )
         builder.download_and_prepare()
         data = builder.as_dataset(split="test")
+    except InvalidInput:
+        raise
     except ConnectionError as error:
         raise InvalidInput(
             f"{wanted.where}: the hub cannot be reached, and {wanted.path} is not in the cache of datasets; "
@@ -297,6 +306,18 @@ def _read(wanted: _Wanted, lock: Path | None) -> tuple[datasets.Dataset, dict]:
     if lock is not None and commit is None:
         write_lock(lock, f"datasets/{wanted.path}", wanted.revision, found)
     return data, {**made_with, "asked_revision": wanted.revision, "revision": found}
+
+
+def _check_files(builder: datasets.DatasetBuilder, wanted: _Wanted, root: str) -> None:
+    """Stop before anything is read that is not rows, or lies elsewhere: a README may name any file or address."""
+    if builder.name not in FORMATS:
+        raise InvalidInput(f"{wanted.where}: its files are of kind {builder.name}; expected {', '.join(FORMATS)}")
+    for files in (builder.config.data_files or {}).values():
+        for file in map(str, files):
+            if not (os.path.normpath(file) if wanted.local else file).startswith(root) or "/../" in file:
+                raise InvalidInput(
+                    f"{wanted.where}: its README names {file}, which is not in {root}; correct it, or read that instead"
+                )
 
 
 def _rows(data: datasets.Dataset, wanted: _Wanted) -> list[dict]:

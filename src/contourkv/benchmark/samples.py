@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from .. import provenance
 from ..errors import DamagedFile, InvalidInput
+from ..plain import NotPlain, read_json
 from .scoring import RULES
 
 MEASURES = ("accuracy", "nats")
@@ -116,10 +116,10 @@ def read_task(path: str | os.PathLike) -> Task:
     """
     path = Path(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except FileNotFoundError:
         raise InvalidInput(f"{path}: there is no such file; make the task first") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, NotPlain) as error:
         raise DamagedFile(path, f"is truncated or not JSON ({error})") from error
     file = _File(path)
     fields = file.fields(

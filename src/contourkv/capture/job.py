@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from transformers import AutoConfig
-
 from .. import provenance
 from ..contexts import Context, read_contexts
 from ..devices import device_name
 from ..errors import InvalidInput
-from ..models.geometry import attention_geometry, check_architecture
-from ..models.loading import load_model, prepared_files, read_config, read_source
+from ..models.geometry import attention_geometry
+from ..models.loading import load_config, load_model, prepared_files, read_source
 from ..parts import Parts
 from ..progress import Progress
 from .recording import capture_rows, check_ids, check_positions
@@ -67,8 +65,7 @@ def capture_contexts(
     """
     folder, outputs = Path(model_folder), [Path(output) for output in outputs]
     name = model_name or folder.name
-    check_architecture(read_config(folder).get("model_type"))
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = load_config(folder)
     geometry = attention_geometry(config)
     texts = read_contexts(contexts)
     if len(outputs) != len(texts):

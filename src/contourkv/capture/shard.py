@@ -28,14 +28,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from ..errors import DamagedFile, InvalidInput
+from ..errors import DamagedFile, InvalidInput, said
+from ..plain import NotPlain, parse_json
 from ..provenance import atomic_path
 from .rows import LayerRows
 
 FORMAT = 1
 CHECKSUM_BYTES = 16
+# rows are held over all tokens, which a file says in a few digits; a layer that is captured takes a hundredth of it
+MOST_LAYER_BYTES = 1 << 33
 _DTYPES = {"float64": "F64", "float32": "F32", "int64": "I64", "uint8": "U8"}
 
 
@@ -108,6 +111,8 @@ class Shard:
         self.length: int = description["length"]
         self._layers: list[dict] = description["layers"]
         (self.positions,) = self._read(["positions"])
+        if self.positions.ndim != 1 or self.positions.dtype != np.int64:
+            raise self._damaged("its positions are no list of whole numbers")
 
     @property
     def layers(self) -> int:
@@ -134,16 +139,23 @@ class Shard:
             names.append(f"{index:03d}.sink")
         p, v, *sink = self._read(names)
         first = np.zeros_like(self.positions) if window is None else np.maximum(self.positions - window + 1, 0)
-        return LayerRows(
-            layer=index,
-            p=_spread(p, start, self.length, axis=2),
-            v=_spread(v, start, self.length, axis=1),
-            positions=self.positions,
-            first_visible=first,
-            window=window,
-            max_relative_error=about["max_relative_error"],
-            sink=sink[0] if sink else None,
-        )
+        if p.ndim != 3 or v.ndim != 3 or p.shape[2] != v.shape[1] or start + p.shape[2] > self.length:
+            raise self._damaged(f"the keys of layer {index} do not lie in its {self.length} tokens")
+        if (p.nbytes + v.nbytes) // max(p.shape[2], 1) * self.length > MOST_LAYER_BYTES:
+            raise self._damaged(f"layer {index} over {self.length} tokens takes more than {MOST_LAYER_BYTES} bytes")
+        try:
+            return LayerRows(
+                layer=index,
+                p=_spread(p, start, self.length, axis=2),
+                v=_spread(v, start, self.length, axis=1),
+                positions=self.positions,
+                first_visible=first,
+                window=window,
+                max_relative_error=about["max_relative_error"],
+                sink=sink[0] if sink else None,
+            )
+        except InvalidInput as error:
+            raise self._damaged(str(error)) from error
 
     @property
     def digest(self) -> str:
@@ -177,31 +189,65 @@ class Shard:
                 if text is None:
                     raise self._damaged("it is a safetensors file but no shard")
                 sums = file.get_tensor("checksums").tobytes()
-        except (SafetensorError, OSError) as error:
-            raise self._damaged(str(error)) from error
+        except InvalidInput:
+            raise
+        except Exception as error:  # safetensors raises all kinds over a type that numpy has not
+            raise self._damaged(said(error)) from error
         found = [sums[at : at + CHECKSUM_BYTES] for at in range(0, len(sums), CHECKSUM_BYTES)]
-        if found[0] != _checksum(header):
+        if found[:1] != [_checksum(header)]:
             raise self._damaged("its header is not what was written")
-        description = json.loads(text)
-        if description["format"] != FORMAT:
-            raise self._damaged(f"its format is {description['format']}, this version reads {FORMAT}")
-        # The header is as it was written, so its order is the checksums' order.
-        names = [name for name in json.loads(header) if name not in ("__metadata__", "checksums")]
+        try:
+            description = parse_json(text)
+            # The header is as it was written, so its order is the checksums' order.
+            names = [name for name in parse_json(header) if name not in ("__metadata__", "checksums")]
+        except NotPlain as error:
+            raise self._damaged(str(error)) from error
+        if not isinstance(description, dict) or description.get("format") != FORMAT:
+            raise self._damaged(f"it does not say that its format is {FORMAT}, which this version reads")
+        if wrong := _not_described(description):
+            raise self._damaged(wrong)
+        if len(names) != len(found) - 1 or not _names(len(description["layers"])) <= set(names):
+            raise self._damaged("its tensors are not those of its layers")
         return dict(zip(names, found[1:], strict=True)), description
 
     def _read(self, names: list[str]) -> list[np.ndarray]:
         try:
             with safe_open(self.path, framework="numpy") as file:
                 arrays = [file.get_tensor(name) for name in names]
-        except (SafetensorError, OSError) as error:
-            raise self._damaged(str(error)) from error
+        except Exception as error:  # safetensors raises all kinds over a type that numpy has not
+            raise self._damaged(said(error)) from error
         for name, array in zip(names, arrays, strict=True):
-            if _checksum(memoryview(array).cast("B")) != self._checksums[name]:
+            if array.size == 0 or _checksum(memoryview(array).cast("B")) != self._checksums[name]:
                 raise self._damaged(f"tensor {name} is not what was written")
         return arrays
 
     def _damaged(self, why: str) -> InvalidInput:
         return DamagedFile(self.path, f"not a whole shard ({why})")
+
+
+def _not_described(description: dict) -> str:
+    """What is wrong with the description of a shard; empty where nothing is."""
+
+    def whole(value: object, least: int) -> bool:
+        return type(value) is int and value >= least
+
+    layers, length = description.get("layers"), description.get("length")
+    if not whole(length, 1) or not isinstance(description.get("metadata"), dict):
+        return "its length is no number of tokens, or its metadata are no mapping"
+    if not isinstance(layers, list) or not layers:
+        return "it names no layers"
+    for index, about in enumerate(layers):
+        sound = (
+            isinstance(about, dict) and whole(about.get("start"), 0) and type(about.get("max_relative_error")) is float
+        )
+        if not sound or not (about.get("window", 0) is None or whole(about.get("window"), 1)):
+            return f"start, window or max_relative_error of layer {index} are none"
+    return ""
+
+
+def _names(layers: int) -> set[str]:
+    """Tensors that a shard of so many layers must have."""
+    return {"positions", *(f"{index:03d}.{part}" for index in range(layers) for part in "pv")}
 
 
 def _check_layers(path: Path, layers: Sequence[LayerRows]) -> None:

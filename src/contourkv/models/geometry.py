@@ -18,6 +18,13 @@ _ARCHITECTURES: dict[str, tuple[str | None, bool]] = {
     "qwen2": (None, False),
     "qwen3": (None, False),
 }
+# Largest values that any model could mean.
+SIZES = {
+    "num_hidden_layers": 4096,
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 1 << 16),
+    **dict.fromkeys(("hidden_size", "intermediate_size"), 1 << 20),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "sliding_window"), 1 << 31),
+}
 SUPPORTED = tuple(sorted(_ARCHITECTURES))
 
 
@@ -62,9 +69,17 @@ class AttentionGeometry:
         return self.softcap is not None or self.sinks
 
 
+def check_sizes(config: Mapping) -> None:
+    """Raise InvalidInput unless the sizes that `config` names are sizes, before anything is made by them."""
+    for key, most in SIZES.items():
+        value = config.get(key, 1)
+        if type(value) is not int or not 1 <= value <= most:
+            raise InvalidInput(f"{key}: expected a whole number from 1 to {most}, got {value!r}")
+
+
 def check_architecture(model_type: str | None) -> str:
     """Return `model_type` if its attention rows can be captured; raise InvalidInput otherwise."""
-    if model_type not in _ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in _ARCHITECTURES:
         raise InvalidInput(
             f"architecture {model_type!r}: its attention rows cannot be captured; supported are {', '.join(SUPPORTED)}"
         )
@@ -85,8 +100,8 @@ def attention_geometry(config: object) -> AttentionGeometry:
     Raises
     ------
     InvalidInput
-        The architecture is not in `SUPPORTED`, a layer's attention is neither full nor sliding, the attention
-        is not causal, or the query heads are not a multiple of the KV heads.
+        The architecture is not in `SUPPORTED`, a size is none, a layer's attention is neither full nor sliding, the
+        attention is not causal, or the query heads are not a multiple of the KV heads.
     """
 
     def get(key: str) -> object:
@@ -94,6 +109,12 @@ def attention_geometry(config: object) -> AttentionGeometry:
 
     architecture = check_architecture(get("model_type"))
     softcap_key, sinks = _ARCHITECTURES[architecture]
+    check_sizes({key: get(key) for key in SIZES if get(key) is not None})
+    for key in ("num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+        if get(key) is None:
+            raise InvalidInput(f"{architecture}: {key}: missing")
+    if get("head_dim") is None and get("hidden_size") is None:
+        raise InvalidInput(f"{architecture}: hidden_size: missing, and head_dim too")
     layers, heads = get("num_hidden_layers"), get("num_attention_heads")
     kv_heads = get("num_key_value_heads") or heads
     if heads % kv_heads:
@@ -118,6 +139,8 @@ def _windows(
 ) -> tuple[int | None, ...]:
     if layer_types is None:
         return (None,) * layers
+    if not isinstance(layer_types, list | tuple):
+        raise InvalidInput(f"{architecture}: layer_types: expected a list, got {layer_types!r}")
     if len(layer_types) != layers:
         raise InvalidInput(f"{architecture}: layer_types names {len(layer_types)} layers of {layers}")
     windows: list[int | None] = []

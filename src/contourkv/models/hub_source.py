@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import ContourKVError, InvalidInput
+from ..plain import NotPlain, read_json, read_yaml
 from ..progress import Progress
-from ..provenance import write_text
+from ..provenance import write_json, write_text
 from .folder_source import INDEX, SINGLE, check_geometry, choose, join_shards, read_header, shards_of
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
 LOCK_HEADER = (
     "# Commit that each revision of a hub repository was resolved to, by the first run that asked for it.\n"
     "# Later runs use these; remove a line to resolve it anew.\n"
@@ -54,7 +56,7 @@ def download(spec: Mapping, folder: Path, lock: Path, name: str) -> dict:
     commit = read_lock(lock).get(repo, {}).get(revision)
     with _explained(repo, revision, commit, name):
         info = api.model_info(repo, revision=commit or revision, files_metadata=True)
-        if not re.fullmatch(r"[0-9a-f]{40}", info.sha or "") or (commit and info.sha != commit):
+        if not COMMIT.fullmatch(info.sha or "") or (commit and info.sha != commit):
             raise InvalidInput(
                 f"model {name}: the hub answers commit {info.sha!r} for {repo} at {commit or revision}; "
                 "expected " + (commit or "40 hexadecimal digits")
@@ -96,21 +98,26 @@ def read_lock(lock: Path) -> dict[str, dict[str, str]]:
     InvalidInput
         The file is not of that form.
     """
-    import yaml
-
     if not lock.exists():
         return {}
     try:
-        value = yaml.safe_load(lock.read_text(encoding="utf-8")) or {}
-        for repo, revisions in value.items():
-            for revision, commit in revisions.items():
-                if not re.fullmatch(r"[0-9a-f]{40}", commit):
-                    raise InvalidInput(
-                        f"{lock}: {repo} at {revision} has {commit!r}; expected a commit of 40 hexadecimal digits"
-                    )
-    except (yaml.YAMLError, AttributeError, TypeError) as error:
-        line = " ".join(str(error).split())
-        raise InvalidInput(f"{lock}: expected repository -> revision -> commit ({line})") from error
+        value = read_yaml(lock)
+    except (NotPlain, OSError) as error:
+        raise InvalidInput(
+            f"{lock}: expected repository -> revision -> commit ({error}); restore or delete it"
+        ) from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(revisions, dict) for revisions in value.values()):
+        raise InvalidInput(f"{lock}: expected repository -> revision -> commit; restore or delete it")
+    for repo, revisions in value.items():
+        for revision, commit in revisions.items():
+            if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+                raise InvalidInput(
+                    f"{lock}: {repo} at {revision} has {commit!r}; expected a commit of 40 hexadecimal digits"
+                )
+            if not isinstance(repo, str) or not isinstance(revision, str):
+                raise InvalidInput(f"{lock}: {repo!r} at {revision!r}: expected both as text; put them in quotes")
     return value
 
 
@@ -127,6 +134,42 @@ def write_lock(lock: Path, repo: str, revision: str, commit: str) -> None:
         write_text(lock, LOCK_HEADER + yaml.safe_dump(known, sort_keys=True))
     finally:
         os.close(folder)
+
+
+def planned_commit(lock: Path, repo: str, revision: str, note: Path) -> str:
+    """What a rule is told of the commit that it will read: another text than at its last run exactly if it is to run.
+
+    The lock alone cannot tell, as the first run writes it: a result that is at the lock's commit is told what it was
+    told when it was made.
+
+    Parameters
+    ----------
+    lock : Path
+        Lock file.
+    repo, revision : str
+    note : Path
+        What `write_note` left beside the result.
+    """
+    locked = read_lock(lock).get(repo, {}).get(revision) or (revision if COMMIT.fullmatch(revision) else None)
+    made, told = _read_note(note)
+    if made is None:
+        return locked or revision
+    if made == locked:
+        return told
+    return f"{locked or revision}, no longer {made}"
+
+
+def write_note(note: Path, commit: str, told: str) -> None:
+    """Leave beside a result its commit and what its rule was told; see `planned_commit`."""
+    write_json(note, {"commit": commit, "told": told})
+
+
+def _read_note(note: Path) -> tuple[str | None, str]:
+    try:
+        value = read_json(note)
+        return str(value["commit"]), str(value["told"])
+    except (OSError, NotPlain, KeyError, TypeError):
+        return None, ""
 
 
 def _link(cached: Path, target: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..devices import checked_device
-from ..errors import DamagedFile, InvalidInput
+from ..errors import DamagedFile, InvalidInput, said
+from ..plain import NotPlain, read_json
 from ..provenance import file_sha256
-from .geometry import attention_geometry, check_architecture
+from .geometry import attention_geometry, check_architecture, check_sizes
 
 if TYPE_CHECKING:
     import tokenizers
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -49,7 +49,7 @@ def load_model(
     folder = Path(folder)
     config = read_config(folder)
     _check_weights(folder)
-    check_architecture(config.get("model_type"))
+    _check_sizes(folder)
     dtype = dtype if dtype is not None else read_source(folder).get("dtype") or _stored_dtype(config)
 
     import torch
@@ -73,7 +73,9 @@ def load_model(
                 output_loading_info=True,
             )
     except (SafetensorError, OSError) as error:
-        raise DamagedFile(folder / "model.safetensors", f"the weights cannot be read ({error})") from error
+        raise DamagedFile(folder / "model.safetensors", f"the weights cannot be read ({said(error)})") from error
+    except Exception as error:  # a config or weights that are not what they say make transformers raise all kinds
+        raise DamagedFile(folder / "config.json", f"the model cannot be loaded ({said(error)})") from error
     for kind in ("missing_keys", "mismatched_keys"):
         if info[kind]:
             first = sorted(map(str, info[kind]))[0]
@@ -83,6 +85,30 @@ def load_model(
             )
     attention_geometry(model.config)
     return model.to(device).eval()
+
+
+def load_config(folder: str | os.PathLike) -> PreTrainedConfig:
+    """transformers' config of a model folder whose attention can be captured; no torch, no weights.
+
+    Raises
+    ------
+    InvalidInput
+        config.json is missing or damaged, or the architecture is not supported.
+    """
+    folder = Path(folder)
+    path, described = folder / "config.json", read_config(folder)
+    try:
+        check_architecture(described.get("model_type"))
+        check_sizes({key: value for key, value in described.items() if value is not None})
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        attention_geometry(config)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from error
+    except Exception as error:  # transformers raises all kinds
+        raise InvalidInput(f"{path}: no config of a model ({said(error)}); restore it") from error
+    return config
 
 
 def load_tokenizer(folder: str | os.PathLike) -> PreTrainedTokenizerFast:
@@ -95,10 +121,16 @@ def load_tokenizer(folder: str | os.PathLike) -> PreTrainedTokenizerFast:
     """
     folder = Path(folder)
     for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        _json(folder / file)
+        read_object(folder / file)
+    load_encoder(folder)  # which says what is wrong with it
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises all kinds
+        raise InvalidInput(
+            f"{folder}: the tokenizer cannot be loaded ({said(error)}); prepare the model again"
+        ) from error
 
 
 def load_encoder(folder: str | os.PathLike) -> tokenizers.Tokenizer:
@@ -119,7 +151,7 @@ def load_encoder(folder: str | os.PathLike) -> tokenizers.Tokenizer:
     try:
         encoder = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise DamagedFile(path, f"is not a tokenizer ({error})") from error
+        raise DamagedFile(path, f"is not a tokenizer ({said(error)})") from error
     encoder.no_truncation()
     encoder.no_padding()
     return encoder
@@ -129,12 +161,25 @@ def read_config(folder: Path) -> dict:
     """config.json of a model folder."""
     if not folder.is_dir():
         raise InvalidInput(f"{folder}: there is no such model folder; prepare the model first")
-    return _json(folder / "config.json")
+    return read_object(folder / "config.json")
 
 
 def read_source(folder: Path) -> dict:
     """source.json of a prepared folder; empty where there is none."""
-    return _json(folder / "source.json") if (folder / "source.json").exists() else {}
+    return read_object(folder / "source.json") if (folder / "source.json").exists() else {}
+
+
+def read_object(path: Path) -> dict:
+    """The object in a JSON file of a model folder."""
+    try:
+        value = read_json(path)
+    except FileNotFoundError:
+        raise InvalidInput(f"{path.parent}: no {path.name} in the model folder") from None
+    except (OSError, NotPlain) as error:
+        raise DamagedFile(path, f"is not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise DamagedFile(path, f"expected a JSON object, got {type(value).__name__}")
+    return value
 
 
 def prepared_files(folder: Path) -> dict[str, str]:
@@ -180,16 +225,18 @@ def _check_weights(folder: Path) -> None:
         raise InvalidInput(f"{folder}: no *.safetensors in the model folder{only}")
 
 
-def _json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInput(f"{path.parent}: no {path.name} in the model folder") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DamagedFile(path, f"is not readable as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise DamagedFile(path, f"expected a JSON object, got {type(value).__name__}")
-    return value
+def _check_sizes(folder: Path) -> None:
+    """Stop before a model is built whose sizes its weights cannot fill: building takes what config.json says."""
+    config = load_config(folder)
+    geometry = attention_geometry(config)
+    hidden, rows = config.hidden_size, geometry.layers * geometry.heads * geometry.head_dim
+    least = hidden * (rows + config.vocab_size + geometry.layers * config.intermediate_size)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if least > size:
+        raise InvalidInput(
+            f"{folder / 'config.json'}: its sizes take {least} weights or more, the *.safetensors have {size} bytes; "
+            "they are not of this model: prepare it again"
+        )
 
 
 def _stored_dtype(config: dict) -> str:

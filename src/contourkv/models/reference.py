@@ -25,6 +25,7 @@ import numpy as np
 from .. import provenance
 from ..errors import InvalidInput, InvariantBroken
 from ..operator import whole_number
+from ..plain import parse_json
 from ..progress import Progress
 from .byte_pairs import BOS_ID, EOS_ID, LEAST_VOCABULARY, PAD_ID, bytes_of_tokens, check_saved, train_byte_pairs
 from .count_models import CountModel
@@ -564,7 +565,7 @@ class _Training:
         say = _sayer(name)
         try:
             with safe_open(self.checkpoint, framework="pt") as file:
-                state = json.loads((file.metadata() or {}).get("contourkv", "{}"))
+                state = parse_json((file.metadata() or {}).get("contourkv", "{}"))
                 tensors = {key: file.get_tensor(key) for key in file.keys()}
         except (SafetensorError, OSError, ValueError) as error:
             say(f"the checkpoint cannot be read ({error}); starting anew")

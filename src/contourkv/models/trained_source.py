@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 from ..errors import InvalidInput
+from ..plain import read_json
 from ..provenance import file_sha256
 from .folder_source import copy_model
 
@@ -26,7 +26,7 @@ def read_record(folder: Path) -> dict:
     if not folder.is_dir():
         raise InvalidInput(f"{folder}: there is no such folder; correct the path of the trained model")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
         files = dict(record["files"])
         for key, kind in (("label", str), ("parameters", int), ("tokens", int), ("held_out", dict)):
             if not isinstance(record[key], kind):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import lzma
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -13,17 +16,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import ContourKVError, DamagedFile, InvalidInput
+from ..errors import ContourKVError, DamagedFile, InvalidInput, said
 from ..progress import Progress
 from ..provenance import file_sha256
+
+# as in the configuration's schema: it becomes a file name, and a line that pip reads
+REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!]*")
+# What zipfile raises over damage beside its own error: directories that lie, methods and passwords that it has not.
+DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, struct.error),
+    *(NotImplementedError, RuntimeError, ValueError, OverflowError),
+)
+# Of one text in a wheel; the largest data set has tens of megabytes.
+MOST_TEXT = 1 << 28
 
 
 def wheel_name(requirement: str) -> str:
     """File name of the pure Python wheel of `requirement` ("name==version")."""
-    name, separator, version = requirement.partition("==")
-    if not separator or not name.strip() or not version.strip():
+    if not REQUIREMENT.fullmatch(requirement):
         raise InvalidInput(f"wheel {requirement!r}: expected a pinned requirement, name==version")
-    return f"{re.sub(r'[-_.]+', '_', name.strip()).lower()}-{version.strip()}-py3-none-any.whl"
+    name, _, version = requirement.partition("==")
+    return f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}-py3-none-any.whl"
 
 
 def fetch_wheels(requirements: Iterable[str], hashes: Mapping[str, str], folder: str | os.PathLike) -> list[Path]:
@@ -106,8 +119,29 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DamagedFile(path, f"is not a whole wheel ({error})") from error
+    except ContourKVError:
+        raise
+    except DAMAGE as error:
+        raise DamagedFile(path, f"is not a whole wheel ({said(error)})") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # zipfile seeks to where a lying directory points
+            raise
+        raise DamagedFile(path, f"is not a whole wheel ({said(error)})") from error
+
+
+def member_of(archive: zipfile.ZipFile, name: str, most: int = MOST_TEXT) -> bytes:
+    """Bytes of a member of an `opened` wheel, whatever it says of its size at most `most` of them.
+
+    Raises
+    ------
+    InvalidInput
+        It holds more.
+    """
+    with archive.open(name) as member:
+        content = member.read(most + 1)
+    if len(content) > most:
+        raise InvalidInput(f"{archive.filename}: {name} unpacks to more than {most} bytes; expected another wheel")
+    return content
 
 
 def _pin(requirement: str, hashes: Mapping[str, str]) -> str:

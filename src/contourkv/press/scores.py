@@ -534,7 +534,9 @@ def explained(what: str) -> Iterator[None]:
 def _instruction_tokens(folder: str) -> int:
     from transformers import AutoTokenizer
 
-    return len(AutoTokenizer.from_pretrained(folder).encode(_INSTRUCTION, add_special_tokens=False))
+    return len(
+        AutoTokenizer.from_pretrained(folder, trust_remote_code=False).encode(_INSTRUCTION, add_special_tokens=False)
+    )
 
 
 def refuse_without_tokenizer(model: Any, name: str) -> None:

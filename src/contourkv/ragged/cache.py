@@ -23,8 +23,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from ..errors import ContourKVError, InvalidInput
+from ..errors import ContourKVError, InvalidInput, said
 from ..operator import whole_number
+from ..plain import parse_json
 from ..provenance import VERSION, atomic_path
 from .layer import RaggedLayer
 
@@ -285,18 +286,18 @@ class RaggedCache(Cache):
                 raise InvalidInput(f"device: {each!r} cannot be used here")
         try:
             with safe_open(Path(path), framework="pt") as file:
-                described = json.loads((file.metadata() or {}).get("cache", "{}"))
+                described = parse_json((file.metadata() or {}).get("cache", "{}"))
                 if described.get("format") != FORMAT:
                     raise InvalidInput(f"{path}: not a saved RaggedCache of this version (expected {FORMAT!r})")
                 if (described["model_type"], described["windows"]) != (cache.model_type, cache.windows):
                     raise InvalidInput(
-                        f"{path}: holds the cache of a {described['model_type']} of {len(described['windows'])} "
+                        f"{path}: holds the cache of a {said(described['model_type'])} of {len(described['windows'])} "
                         f"layers, the model is a {cache.model_type} of {len(cache.layers)}"
                     )
                 for name, value in json.loads(json.dumps(cache._facts)).items():
                     if described["facts"][name] != value:
                         raise InvalidInput(
-                            f"{path}: was made with {name} {described['facts'][name]}, the model has {value}"
+                            f"{path}: was made with {name} {said(described['facts'][name])}, the model has {value}"
                         )
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
                 if _digest(tensors) != described["digest"]:
@@ -309,8 +310,8 @@ class RaggedCache(Cache):
             raise InvalidInput(f"{path}: no such file") from None
         except (SafetensorError, json.JSONDecodeError, KeyError, TypeError, ValueError, OSError) as error:
             if isinstance(error, ContourKVError):
-                raise
-            raise InvalidInput(f"{path}: damaged, or not a saved RaggedCache ({error}); save it again") from None
+                raise error if str(path) in str(error) else InvalidInput(f"{path}: {error}") from None
+            raise InvalidInput(f"{path}: damaged, or not a saved RaggedCache ({said(error)}); save it again") from None
         if len({layer.length for layer in cache.layers}) != 1:
             raise InvalidInput(f"{path}: damaged: its layers disagree about the tokens seen; save it again")
         return cache

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..errors import DamagedFile, InvalidInput, InvariantBroken
+from ..errors import DamagedFile, InvalidInput, InvariantBroken, said
+from ..plain import NotPlain, parse_json
 from ..provenance import atomic_path
 
 SLACK_RELATIVE, SLACK_ABSOLUTE = 1e-9, 1e-12
@@ -175,25 +176,27 @@ def read_columns(path: str | os.PathLike, wanted: dict[str, str]) -> tuple[pd.Da
     if not Path(path).is_file():
         raise InvalidInput(f"{path}: no such file; run the rule that makes it")
     try:
+        size, rows = os.path.getsize(path), pq.read_metadata(path).num_rows
+        if rows > size:
+            raise ValueError(f"it says {rows} rows and has {size} bytes")
         table = pq.read_table(path, page_checksum_verification=True)
         table.validate(full=True)
         frame = table.to_pandas(ignore_metadata=True)
     except Exception as error:  # a flipped bit makes pyarrow raise all kinds
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise DamagedFile(path, f"not a whole parquet file ({said})") from error
+        raise DamagedFile(path, f"not a whole parquet file ({said(error)})") from error
     missing = [name for name in wanted if name not in table.column_names]
     if missing:
         raise DamagedFile(path, f"columns missing: {', '.join(missing)}; made by another version?")
     try:
-        metadata = json.loads((table.schema.metadata or {})[METADATA_KEY])
-    except (KeyError, ValueError) as error:
+        metadata = parse_json((table.schema.metadata or {})[METADATA_KEY])
+    except (KeyError, NotPlain) as error:
         raise DamagedFile(path, "no provenance under the schema key 'contourkv'") from error
     for name, kind in wanted.items():
         try:
             if kind != "category" and str(frame[name].dtype) != kind:
                 frame[name] = frame[name].astype(kind)
         except (TypeError, ValueError) as error:
-            raise DamagedFile(path, f"column {name} is not {kind} ({error})") from error
+            raise DamagedFile(path, f"column {name} is not {kind} ({said(error)})") from error
     if "certificate" in wanted:
         strange = sorted(set(frame["certificate"].astype(str)) - set(OUTCOMES))
         if strange:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..errors import DamagedFile, InvalidInput
+from ..errors import DamagedFile, InvalidInput, said
 from ..progress import Progress
 from ..provenance import VERSION, atomic_path, digest, write_text
 from .bootstrap import Estimate, Scope
@@ -151,8 +151,8 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
     content = Path(path).read_bytes()
     try:
         table = pd.read_csv(io.BytesIO(content), dtype=text, encoding="utf-8")
-    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise DamagedFile(path, f"not a whole table ({str(error).splitlines()[0]})") from error
+    except ValueError as error:  # pandas' own errors are ValueErrors
+        raise DamagedFile(path, f"not a whole table ({said(error)})") from error
     # It is the last column of each row that is written, and a whole file ends its last line.
     if "provenance" not in table or table["provenance"].isna().any() or not content.endswith(b"\n"):
         raise DamagedFile(path, "not a whole table of a run (rows without provenance)")

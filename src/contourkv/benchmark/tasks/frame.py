@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InvalidInput
-from ...models.loading import load_encoder, load_tokenizer, read_config
+from ...models.loading import load_encoder, load_tokenizer, read_config, read_object
 
 # stands for the text while the chat template is filled in
 PLACE = "#" * 32
@@ -133,4 +132,4 @@ def _names_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").exists() or (folder / "chat_template.json").exists():
         return True
     about = folder / "tokenizer_config.json"
-    return about.exists() and bool(json.loads(about.read_text(encoding="utf-8")).get("chat_template"))
+    return about.exists() and bool(read_object(about).get("chat_template"))

