@@ -7,14 +7,47 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 ROOT = Path(__file__).parents[1]
 PARTS = ["Snakefile", "workflow", "profiles", "config", "src", "envs", "requirements.lock"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a copy: what becomes of files, and keys that are merged over the configuration."""
+
+    files: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)
+    keys: dict | None = None
+
+
+def appended(file: str, text: str = "\n# a comment counts as well\n") -> Change:
+    """Text at the end of a file, which may be a new one."""
+    return Change({file: lambda content: content + text.encode()})
+
+
+def replaced(file: str, old: str, new: str) -> Change:
+    """`new` where `old` stood, once."""
+
+    def edit(content: bytes) -> bytes:
+        assert content.count(old.encode()) == 1
+        return content.replace(old.encode(), new.encode())
+
+    return Change({file: edit})
+
+
+def touched(*files: str) -> Change:
+    """The same content, written again now."""
+    return Change(dict.fromkeys(files, bytes))
+
+
+def keys(**more: object) -> Change:
+    """Keys over those of the configuration."""
+    return Change(keys=more)
 
 
 @dataclass(frozen=True)

@@ -1,92 +1,26 @@
 """A hub model is pinned by the first run and stays what it was; the hub here is a server on this machine."""
 
-import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 import yaml
+from hub_server import FIRST, REPO, SECOND, two_commits
 
 from contourkv.errors import ContourKVError, InvalidInput
 from contourkv.models import load_model, load_tokenizer, prepare_model
-from contourkv.models.hub_source import read_lock, write_lock
+from contourkv.models.hub_source import planned_commit, read_lock, write_lock, write_note
 
-REPO = "someone/tiny-llama"
-FIRST, SECOND = "a" * 40, "b" * 40
 SPEC = {"source": "hub", "repo": REPO, "revision": "main", "licence": "Apache-2.0", "dtype": "float32"}
-
-
-class Hub:
-    """What a hub repository is: a branch, commits, files of each commit."""
-
-    def __init__(self):
-        self.main, self.commits, self.asked, self.refuse = FIRST, {}, [], {}
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self):
-                hub.answer(self, body=False)
-
-            def do_GET(self):
-                hub.answer(self, body=True)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def answer(self, request, body):
-        path = request.path.partition("?")[0]
-        self.asked.append(path)
-        if self.refuse:
-            return self.send(request, self.refuse["status"], b"", {"X-Error-Code": self.refuse["code"]}, body)
-        api = f"/api/models/{REPO}/revision/"
-        if path.startswith(api):
-            commit = {"main": self.main}.get(path.removeprefix(api), path.removeprefix(api))
-            if commit not in self.commits:
-                return self.send(request, 404, b"", {"X-Error-Code": "RevisionNotFound"}, body)
-            files = [{"rfilename": name, "size": len(data)} for name, data in self.commits[commit].items()]
-            answer = {"id": REPO, "modelId": REPO, "sha": commit, "siblings": files, "tags": [], "private": False}
-            return self.send(request, 200, json.dumps(answer).encode(), {}, body)
-        _, _, rest = path.partition(f"/{REPO}/resolve/")
-        commit, _, name = rest.partition("/")
-        data = self.commits[commit][name]
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
-        return self.send(request, 200, data, headers, body)
-
-    @staticmethod
-    def send(request, status, data, headers, body):
-        request.send_response(status)
-        for key, value in {"Content-Length": str(len(data)), **headers}.items():
-            request.send_header(key, value)
-        request.end_headers()
-        if body:
-            request.wfile.write(data)
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A hub whose main branch is at its first commit: one file of weights there, shards at the second."""
-    hub = Hub()
-    for seed, commit in ((1, FIRST), (2, SECOND)):
-        folder = tmp_path / f"made{seed}"
-        made = {"source": "random", "architecture": "llama", "seed": seed, "licence": "none"}
-        prepare_model("tiny", made, tmp_path, folder, tmp_path / "none")
-        (folder / "source.json").unlink()
-        if commit == SECOND:
-            load_model(folder).save_pretrained(folder, max_shard_size="200KB")
-            (folder / "model.safetensors").unlink()
-        hub.commits[commit] = {path.name: path.read_bytes() for path in folder.iterdir()}
-        hub.commits[commit]["original/consolidated.00.pth"] = b"not wanted"
-    monkeypatch.setenv("HF_ENDPOINT", hub.address)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    yield hub
-    hub.server.shutdown()
-    hub.server.server_close()
+    with two_commits(tmp_path) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        yield hub
 
 
 def prepare(tmp_path, folder="model", **more):
@@ -195,7 +129,52 @@ def test_revisions_are_added_to_the_lock_one_by_one(tmp_path):
     assert lock.read_text().startswith("#")
 
 
-@pytest.mark.parametrize("content", ["a/b: main", "- a", "a/b: {main: HEAD}", "a/b: {main: 7}", "a: [", "a: {b: [}"])
+def test_a_result_is_told_something_else_exactly_if_its_commit_is_no_longer_the_locks(tmp_path):
+    """Over any history of the lock: nothing after a run, another text after each change."""
+    lock, note = tmp_path / "hub.lock.yaml", tmp_path / "hub.json"
+
+    def run(commit: str | None) -> None:
+        """The rule runs, and finds `commit` where the lock does not say one."""
+        told = planned_commit(lock, "a/b", "main", note)
+        locked = read_lock(lock).get("a/b", {}).get("main")
+        if locked is None:
+            write_lock(lock, "a/b", "main", commit)
+        write_note(note, locked or commit, told)
+        assert planned_commit(lock, "a/b", "main", note) == told
+
+    run(FIRST)
+    told = planned_commit(lock, "a/b", "main", note)
+    write_lock(lock, "c/d", "main", SECOND)
+    assert planned_commit(lock, "a/b", "main", note) == told
+    for change, found in ((SECOND, None), (FIRST, None), (None, SECOND), (FIRST, None)):
+        told = planned_commit(lock, "a/b", "main", note)
+        lock.write_text(yaml.safe_dump({"a/b": {"main": change}} if change else {}))
+        assert planned_commit(lock, "a/b", "main", note) != told
+        run(found)
+
+
+def test_a_revision_that_is_a_commit_is_at_it(tmp_path):
+    lock, note = tmp_path / "hub.lock.yaml", tmp_path / "hub.json"
+    told = planned_commit(lock, "a/b", FIRST, note)
+    write_note(note, FIRST, told)
+    assert planned_commit(lock, "a/b", FIRST, note) == told
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a/b: main",
+        "- a",
+        "[]",
+        "false",
+        "a/b: {main: x, main: y}",
+        "1: {main: x}",
+        "a/b: {main: HEAD}",
+        "a/b: {main: 7}",
+        "a: [",
+        "a: {b: [}",
+    ],
+)
 def test_a_lock_file_that_is_not_one_is_named(tmp_path, content):
     lock = tmp_path / "hub.lock.yaml"
     lock.write_text(content)

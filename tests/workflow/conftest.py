@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from workflow_copy import Copy
+from workflow_copy import Change, Copy
 
 
 @pytest.fixture
@@ -25,17 +23,35 @@ def finished(tmp_path_factory) -> Copy:
     return copy
 
 
+class Changed:
+    """Changes of a copy that are taken back."""
+
+    def __init__(self, copy: Copy) -> None:
+        self.copy, self.before = copy, {}
+
+    def __call__(self, change: Change) -> dict | None:
+        """Make a change; the keys that it merges over the configuration."""
+        for name, edit in change.files.items():
+            path = self.copy.folder / name
+            content = path.read_bytes() if path.exists() else None
+            self.before.setdefault(path, None if content is None else (content, path.stat().st_mtime_ns))
+            path.write_bytes(edit(content or b""))
+        return change.keys
+
+    def back(self) -> None:
+        """Give every file its content and its time stamp again; new ones are removed."""
+        for path, original in self.before.items():
+            if original is None:
+                path.unlink()
+            else:
+                path.write_bytes(original[0])
+                os.utime(path, ns=(original[1], original[1]))
+        self.before.clear()
+
+
 @pytest.fixture
-def edited(finished) -> Callable[[str, str], None]:
-    """Append a line to a file of the finished copy; take all such edits back at the end."""
-    originals: dict[Path, tuple[bytes, os.stat_result]] = {}
-
-    def edit(name: str, line: str) -> None:
-        path = finished.folder / name
-        originals.setdefault(path, (path.read_bytes(), path.stat()))
-        path.write_bytes(path.read_bytes() + line.encode())
-
-    yield edit
-    for path, (content, before) in originals.items():
-        path.write_bytes(content)
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+def changed(finished) -> Changed:
+    """Changes of the finished copy, taken back at the end."""
+    changes = Changed(finished)
+    yield changes
+    changes.back()

@@ -153,7 +153,7 @@ def planned_commit(lock: Path, repo: str, revision: str, note: Path) -> str:
     locked = read_lock(lock).get(repo, {}).get(revision) or (revision if COMMIT.fullmatch(revision) else None)
     made, told = _read_note(note)
     if made is None:
-        return locked or revision
+        return revision
     if made == locked:
         return told
     return f"{locked or revision}, no longer {made}"
