@@ -15,6 +15,7 @@ from contourkv.statistics.instances import read_instances
 MODEL = "tiny-llama"
 # Of a GPU that there is not: it is booked, and the job computes on the CPU and says so.
 ONE = {"device": "cuda", "models": [MODEL], "arms": ["prose"], "benchmark": {"models": [MODEL], "tasks": []}}
+ONE |= {part: {"models": [MODEL]} for part in ("native", "weights", "exact", "audit", "loss")}
 ONE |= {"structured": {"arms": []}}
 TARGETS = ("tables", "fig_kappa")
 # Groups of the profile with a GPU, and without.
