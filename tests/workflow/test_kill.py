@@ -1,6 +1,6 @@
 """A run that is killed over and over, at moments that nobody chose, ends with what an undisturbed one makes.
 
-`make test-kill`; CONTOURKV_KILL_SEED=... takes other moments.
+`make test-kill`; CONTOURKV_KILL_SEED=... takes other moments, CONTOURKV_KILLS=... another number of them.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from workflow_results import assert_same_results
 
 RUN = ("--cores", "2", "--configfile", "config/test.yaml")
 SEED = int(os.environ.get("CONTOURKV_KILL_SEED", 1))
-KILLS = 20
+KILLS = int(os.environ.get("CONTOURKV_KILLS", 20))
 # Most moments are counted from a run's first script on, which most jobs outlive; some from the run's own start.
 STARTING = 1 / 6
 IN_START, IN_JOBS = 5.0, 15.0
@@ -91,7 +91,7 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_bytes(undisturbed, tmp
     print(f"CONTOURKV_KILL_SEED={SEED}")
     draw = random.Random(SEED)
     plan = [(signal.SIGKILL, whom) for whom in ("main", "script") for _ in range(KILLS // 2)]
-    plan += [(number, "main") for number in (signal.SIGINT, signal.SIGTERM) for _ in range(2)]
+    plan += [(number, "main") for number in (signal.SIGINT, signal.SIGTERM) for _ in range(1 + (KILLS >= 10))]
     draw.shuffle(plan)
     copy = Copy.make(tmp_path / "killed-0")
     for attempt in count(1):
