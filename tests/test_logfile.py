@@ -106,6 +106,7 @@ def test_a_job_ends_when_the_workflow_that_started_it_is_gone_whoever_its_parent
 
 def test_an_interrupted_job_ends_without_a_traceback(tmp_path):
     code = PREFIX + WRITE.replace("\n", "\n    ")
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + code
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     _wait((tmp_path / "started").exists)
     process.send_signal(signal.SIGINT)

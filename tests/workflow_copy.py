@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -75,7 +77,9 @@ class Copy:
     def start(self, *arguments: str, log: Path) -> subprocess.Popen:
         """The same without waiting for it, in a session of its own; what it says goes to `log`."""
         with open(log, "w", encoding="utf-8") as file:
-            return subprocess.Popen(stdout=file, start_new_session=True, **self._call(arguments))
+            # Where the tests run in the background SIGINT is ignored, which children would inherit.
+            heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+            return subprocess.Popen(stdout=file, start_new_session=True, preexec_fn=heard, **self._call(arguments))
 
     def processes(self) -> dict[int, str]:
         """Command lines of all processes that run in the copy, by process id."""

@@ -87,7 +87,8 @@ def _end_with_parent() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and the like are obeyed
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     parent, workflow = os.getppid(), int(os.environ.get(WORKFLOW, 0))
 
     def watch() -> None:

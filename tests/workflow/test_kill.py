@@ -19,9 +19,9 @@ from workflow_results import assert_same_results
 RUN = ("--cores", "2", "--configfile", "config/test.yaml")
 SEED = int(os.environ.get("CONTOURKV_KILL_SEED", 1))
 KILLS = 20
-# Seconds until a signal: a run needs about eight to start its first job. Jobs take seconds, so that most moments lie
-# within one.
-EARLIEST, LATEST = 4.0, 26.0
+# Most moments are counted from a run's first script on, which most jobs outlive; some from the run's own start.
+STARTING = 1 / 6
+IN_START, IN_JOBS = 5.0, 15.0
 # As much as a job that is stuck outside of Python may take to notice that its workflow is gone.
 GRACE = 15.0
 
@@ -67,16 +67,24 @@ def hit(process: int, number: int) -> bool:
     return found == "T"
 
 
-def disturb(copy: Copy, run: subprocess.Popen, number: int, whom: str, draw: random.Random) -> bool:
-    """Send a signal to the run, or to one of its scripts; False if the run had ended already."""
-    while run.poll() is None:
-        if whom == "main":
-            return hit(run.pid, number)
-        found = [process for process, command in copy.processes().items() if ".snakemake/scripts/" in command]
-        if found and hit(draw.choice(sorted(found)), number):
-            return True
+def scripts(copy: Copy) -> list[int]:
+    return sorted(process for process, command in copy.processes().items() if ".snakemake/scripts/" in command)
+
+
+def disturb(copy: Copy, run: subprocess.Popen, number: int, whom: str, draw: random.Random) -> str:
+    """Send a signal to the run, or to one of its scripts, and say when; "" if the run had ended before."""
+    starting, moment, which = draw.random() < STARTING, draw.random(), draw.random()
+    while not starting and run.poll() is None and not scripts(copy):
         time.sleep(0.01)
-    return False
+    seconds = moment * (IN_START if starting else IN_JOBS)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.wait(seconds)
+    while run.poll() is None:
+        found = scripts(copy) if whom == "script" else [run.pid]
+        if found and hit(found[int(which * len(found))], number):
+            return f"{seconds:.1f} s after {'its start' if starting else 'its first script'}"
+        time.sleep(0.01)
+    return ""
 
 
 def test_a_run_that_is_killed_anywhere_ends_with_the_same_bytes(undisturbed, tmp_path):
@@ -92,17 +100,12 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_bytes(undisturbed, tmp
         if not plan:
             break
         number, whom = plan[-1]
-        moment = draw.uniform(EARLIEST, LATEST)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            run.wait(moment)
         happened = disturb(copy, run, number, whom, draw)
         run.wait(300)
         said = log.read_text()
         print(
-            f"{signal.Signals(number).name} to {whom} after {moment:.1f} s: {'' if happened else 'ended before, '}",
-            end="",
+            f"{signal.Signals(number).name} to {whom}, {happened or 'ended before'}: exit {run.returncode}", flush=True
         )
-        print(f"exit {run.returncode}, {said.count('Finished jobid')} jobs finished")
         for words in ("Traceback", "cannot be locked", "another run"):
             assert words not in said, said[-5000:]
         if not happened:

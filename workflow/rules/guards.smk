@@ -61,7 +61,9 @@ onstart:
         made = {Path(file).parts[0] for job in workflow.dag.needrun_jobs() for file in job.output}
         if "resources" in made:
             CLAIMED.append(claim("resources/.claimed", "resources"))
-        for place in (f"results/{config['run']}", "resources")[: len(CLAIMED)]:
-            sweep(place)
+        # Jobs in a queue outlive the process that sent them there, and may be writing.
+        if workflow.local_exec:
+            for place in (f"results/{config['run']}", "resources")[: len(CLAIMED)]:
+                sweep(place)
     except ContourKVError as error:
         sys.exit(f"error: {error}")
