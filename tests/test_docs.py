@@ -214,7 +214,7 @@ def test_rules_that_commands_name_exist(rules):
     named = [
         name for call in called() for given in (call.forcerun, call.until, call.set_resources) for name in given or ()
     ]
-    assert len(named) > 8 and set(named) <= rules
+    assert len(named) > 5 and set(named) <= rules
 
 
 @pytest.mark.parametrize("wanted", sorted({configuration(call) for call in called()}), ids=" ".join)
