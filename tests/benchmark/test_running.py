@@ -596,7 +596,7 @@ class TestRefused:
     def test_a_task_of_another_model(self, folders, tmp_path):
         folder = folders["llama"]
         task = dataclasses.replace(task_of(folder), provenance={"model": "another"})
-        line = rf"a.json: is in the tokens of another, the model is {folder.name}; delete it and run the rule"
+        line = rf"a.json: is in the tokens of another, the model is {folder.name}; delete it and make it again"
         self.refused(folder, task, tmp_path / "a.parquet", settings_of("contour"), line)
 
     def test_a_token_that_the_model_does_not_have(self, folders, tmp_path):
