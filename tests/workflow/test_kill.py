@@ -23,7 +23,7 @@ KILLS = int(os.environ.get("CONTOURKV_KILLS", 20))
 STARTING = 1 / 6
 IN_START, IN_JOBS = 5.0, 15.0
 # As much as a job that is stuck outside of Python may take to notice that its workflow is gone.
-GRACE = 15.0
+GRACE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_bytes(undisturbed, tmp
             break
         number, whom = plan[-1]
         happened = disturb(copy, run, number, whom, draw)
-        run.wait(300)
+        run.wait(3600)
         said = log.read_text()
         print(
             f"{signal.Signals(number).name} to {whom}, {happened or 'ended before'}: exit {run.returncode}", flush=True
@@ -118,7 +118,7 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_bytes(undisturbed, tmp
         killed = whom == "main" and number == signal.SIGKILL
         assert run.returncode == (-signal.SIGKILL if killed else 1), said[-5000:]
         wait_for_nobody(copy)
-    assert run.wait(900) == 0, log.read_text()[-5000:]
+    assert run.wait(7200) == 0, log.read_text()[-5000:]
     assert_same_results(undisturbed, copy)
     assert not [path for name in (".partial-*", ".replaced-*", "*.parts") for path in copy.folder.rglob(name)]
     assert copy.plan("config/test.yaml") == {}
