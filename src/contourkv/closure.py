@@ -89,27 +89,30 @@ def closure(script: Path, package: Path) -> Closure:
     return Closure(dict(sorted(modules.items())), tuple(sorted(outside - known - _NO_MATTER)))
 
 
-def code_digest(script: Path, package: Path) -> str:
+def code_digest(script: Path, package: Path, found: Closure | None = None) -> str:
     """First 12 hex digits of the SHA-256 over the bytes of `script`, and names and bytes of the modules behind it.
 
-    Snakemake would compare the script's time stamp, which a checkout or a copy moves.
+    Snakemake would compare the script's time stamp, which a checkout or a copy moves. `found` is the closure, where it
+    is known already.
     """
     total = hashlib.sha256(_source(script))
-    for name, file in closure(script, package).modules.items():
+    for name, file in (found or closure(script, package)).modules.items():
         total.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     return total.hexdigest()[:12]
 
 
-def pins(script: Path, package: Path, lock: Path) -> dict[str, str]:
+def pins(script: Path, package: Path, lock: Path, found: Closure | None = None) -> dict[str, str]:
     """Versions that `lock` pins for the packages which the modules behind `script` import, sorted by name.
 
     Parameters
     ----------
     lock : Path
         Lines `name==version`.
+    found : Closure, optional
+        The script's, where it is known already.
     """
     pinned = _pinned(lock)
-    names = (_normal(_DISTRIBUTION.get(name, name)) for name in closure(script, package).outside)
+    names = (_normal(_DISTRIBUTION.get(name, name)) for name in (found or closure(script, package)).outside)
     return {name: pinned[name] for name in sorted(names) if name in pinned}
 
 

@@ -1,8 +1,9 @@
 # Where a run's files lie, which names may stand in a path, and what a rule's result depends on beside its inputs.
 import re
+from functools import cache
 
 import contourkv
-from contourkv.closure import code_digest, pins
+from contourkv.closure import closure, code_digest, pins
 from contourkv.models.folder_source import files_of
 from contourkv.models.hub_source import planned_commit
 from contourkv.models.wheels import wheel_name
@@ -133,11 +134,18 @@ def of_model(pattern):
     return expand(pattern, arm=ARMS, index=INDICES, allow_missing=True)
 
 
+# Rules share scripts, and each asks twice: most of a plan's time would go to following the same imports again.
+@cache
+def imports(script):
+    """What a script imports."""
+    return closure(ROOT / "workflow/scripts" / script, PACKAGE)
+
+
 def code(script):
     """Digest of a script and the package modules behind it, so that an edit reruns what depends on it."""
-    return code_digest(ROOT / "workflow/scripts" / script, PACKAGE)
+    return code_digest(ROOT / "workflow/scripts" / script, PACKAGE, imports(script))
 
 
 def locked(script):
     """Pinned versions of the packages that those modules import."""
-    return pins(ROOT / "workflow/scripts" / script, PACKAGE, ROOT / "requirements.lock")
+    return pins(ROOT / "workflow/scripts" / script, PACKAGE, ROOT / "requirements.lock", imports(script))
