@@ -149,8 +149,8 @@ TABLE = {
     "time stamps of the configuration": (touched("config/test.yaml", "config/models.yaml"), set()),
     # versions
     "pin of matplotlib": (replaced("requirements.lock", "matplotlib==", "matplotlib==9"), DRAWN | BENCHMARK_FIGURES),
-    "pin of ortools": (replaced("requirements.lock", "ortools==", "ortools==9"), MEASURED - {"enumerate"}),
-    "pin of kvpress": (replaced("requirements.lock", "kvpress==", "kvpress==9"), AUDIT | BENCHMARK - {"make_task"}),
+    "pin of ortools": (replaced("requirements.lock", "ortools==", "ortools==9"), MEASURED - {"enumerate"} | EXACT),
+    "pin of kvpress": (replaced("requirements.lock", "kvpress==", "kvpress==9"), BENCHMARK - {"make_task"}),
     "pin of jinja2, which no module imports": (replaced("requirements.lock", "Jinja2==", "Jinja2==9"), set()),
     "time stamp of the pins": (touched("requirements.lock"), set()),
     # keys, part by part
