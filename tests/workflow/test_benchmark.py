@@ -14,6 +14,8 @@ import yaml
 from contourkv.benchmark.records import read_answers
 
 SETTINGS = {
+    # of the run's one model
+    **{part: {"models": None} for part in ("native", "weights", "exact", "audit", "loss")},
     "run": "standin",
     "models": ["tiny-llama"],
     "benchmark": {
